@@ -392,11 +392,11 @@ def routers() -> None:
         empty(wide, inner), None, torch.zeros(count), groups=8, groups_per_token=4, limit=7.0,
         shared_limit=5.0)  # fmt: skip
 
-    def mlp(x: torch.Tensor, limit: float, **_: Any) -> torch.Tensor:
+    def clamped_mlp(x: torch.Tensor, limit: float, **_: Any) -> torch.Tensor:
         pointwise_file.silu_mul(empty(4, 2 * inner), limit)
         return x
 
-    dense: Any = SimpleNamespace(mlp=mlp)
+    dense: Any = SimpleNamespace(clamped_mlp=clamped_mlp)
     grouped_file.grouped(empty(4, wide), weights, 8, True)
     experts_file.mix(empty(4, wide), weights, 8, True, dense, Place("trunk", 0, "mlp"))
 
