@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from instep.checks.one_sided_errors import CALIBRATED, Samples, not_judged
-from instep.checks.ops_on_own_inputs import rounded_once
+from instep.checks.ops_on_own_inputs import once_in
 from instep.diagnose import diagnose
 from instep.run import replay as replays
 from instep.run.replay import Outcome, Replay
@@ -235,11 +235,11 @@ def test_an_engine_that_is_not_known_may_round_a_norm_before_its_weight() -> Non
 
 
 def test_values_are_judged_before_their_rounding_only_where_all_roundings_are_known() -> None:
-    exact = rounded_once("plain", "cpu", {})
+    exact = once_in("plain", "cpu", {})
     assert {"core", "normed", "mixer", "logits"} < exact and not {"attended", "mlp"} & exact
-    for less in (rounded_once("triton", "cuda", {}), rounded_once("plain", "cpu", {"linear": Product("bf16")})):
+    for less in (once_in("triton", "cuda", {}), once_in("plain", "cpu", {"linear": Product("bf16")})):
         assert {"core", "normed", "residual"} < less and not {"mixer", "qkv", "attended", "mlp"} & less
-    assert rounded_once("mine:OPS", "cpu", {}) == {"core"}
+    assert once_in("mine:OPS", "cpu", {}) == {"core"}
 
 
 @WHOLE

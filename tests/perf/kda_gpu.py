@@ -138,7 +138,7 @@ def negated(
 
 
 def copies(ground: Ground, batch: int, layers: int) -> dict[str, Callable[[], Any]]:
-    """Each copy over the states of so many layers, in the order of the re-runs, and torch's. Each is checked."""
+    """Each copy over the states of all layers, in the order of the re-runs, and torch's. Each is checked."""
     heads, units = heads_of(ground), ground.ints(range(batch, 0, -1))
     pools = [kind.pool_of(ground, batch + 1, heads).transpose(2, 3) for _ in range(layers)]
     values, keys = pools[0].shape[2:]

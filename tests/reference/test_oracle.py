@@ -24,15 +24,14 @@ from instep_reference.norms import L2_EPS, rms_norm
 from instep_reference.weights import Weights
 from support.independent.transformers_models import in_double
 from support.inputs.checkpoints import Kind
-from support.running.covering import few
+from support.running.covering import WHOLE, few
 
 pytestmark = [  # imports transformers
     pytest.mark.slow, pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed"),
 ]
 
 NAMES = [case.name for case in (*CASES, *HEADS)]
-# fp64 shows whether the formulas are the same. The reference has no branch on a dtype, so fp32 is only for the first of
-# each family, and trained models.
+# fp64 shows whether the formulas are the same; of fp32 `make test` has the first of each family, and trained models.
 IN_FP32 = {name for index, name in enumerate(NAMES) if "trained" in name or name.split(",")[0] not in {
     before.split(",")[0] for before in NAMES[:index]}}  # fmt: skip
 MARGIN = 1.0001  # one ten-thousandth more: far below anything that a norm over a layer would show in bf16
@@ -45,7 +44,8 @@ def stored() -> dict[tuple[str, str], parity_table.Parity]:
 
 @few(5)
 @pytest.mark.parametrize(("name", "width"), [
-    (name, width) for name in NAMES for width in DTYPES if width == "fp64" or name in IN_FP32
+    pytest.param(name, width, marks=() if width == "fp64" or name in IN_FP32 else WHOLE)
+    for name in NAMES for width in DTYPES
 ])  # fmt: skip
 def test_reference_agrees_with_transformers(
     name: str, width: str, stored: dict[tuple[str, str], parity_table.Parity]

@@ -26,8 +26,8 @@ from .recomputed_values import Derived
 ROUNDED_ON_THE_WAY = ("attended", "mlp")  # the weights of attention; the middle of an MLP, and of every expert
 
 
-def rounded_once(ops: str, device: str, products: Mapping[str, Product]) -> frozenset[str]:
-    """Components whose op rounds nothing but its result, in this op set; empty: one that is not known."""
+def once_in(ops: str, device: str, products: Mapping[str, Product]) -> frozenset[str]:
+    """Components whose op rounds nothing but its result, in an op set. ops: its name; empty: one that is not known."""
     if ops not in CALIBRATED:
         return ROUNDED_ONCE
     if device != "cpu" or not are_exact(products):

@@ -28,7 +28,7 @@ from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
 from ..checks import Check, for_free_runs, for_labels, for_numbers, of_ranks
 from ..checks.one_sided_errors import not_judged
-from ..checks.ops_on_own_inputs import rounded_once
+from ..checks.ops_on_own_inputs import once_in
 from ..finding_problem import Problem
 from ..options import IN_TURNS
 from ..oracle.free_run_states import FreeOracle
@@ -361,7 +361,7 @@ def oracle_for(
     setting = plan.setting
     oracle = PatchedOracle(
         plan.in_use, declared.rounds, setting.width, declared.products,
-        rounded_once(_op_set(setting), setting.device, declared.products))
+        once_in(_op_set(setting), setting.device, declared.products))
     oracle.patches = frozenset(variant.patch)
     return oracle
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from instep.checks.known_wrong_states import Directed
-from instep.checks.ops_on_own_inputs import rounded_once
+from instep.checks.ops_on_own_inputs import once_in
 from instep.diagnose import RunHistory, explained
 from instep.options import FP8
 from instep.oracle.recomputation import Runner
@@ -100,7 +100,7 @@ class Stage:
         participants = participants_of(plan)
         oracle, history = oracle_for(plan, participants), RunHistory()
         assert oracle is not None and isinstance(oracle.runner, Runner), "the subject computes, and shows its layers"
-        oracle.runner.once = rounded_once("plain", self.device, oracle.runner.products)  # all round as it does
+        oracle.runner.once = once_in("plain", self.device, oracle.runner.products)  # all round as it does
         checks, lockstep = checks_for(oracle, participants.repeated_runs), Lockstep(scene.trace, participants)
         verdict = run_all(lockstep, (*checks, history))
         verdict.compared = explained(verdict.compared, lockstep.last, oracle, history)

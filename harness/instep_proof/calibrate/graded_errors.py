@@ -13,7 +13,7 @@ from instep.checks.accumulated_errors import Propagated
 from instep.checks.check_interface import Check
 from instep.checks.decisions import Decisions
 from instep.checks.known_wrong_states import Directed
-from instep.checks.ops_on_own_inputs import OwnInputs, rounded_once
+from instep.checks.ops_on_own_inputs import OwnInputs, once_in
 from instep.checks.recomputed_values import Derived
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation
@@ -131,7 +131,7 @@ def _to_the_commit(stage: Stage, scene: Scene, plan: Plan) -> _Ran:
     lockstep, said = Lockstep(scene.trace, participants), list[Comparison]()
     declared, setting = participants.declared, plan.setting
     oracle = Oracle(plan.checkpoint, declared.rounds, setting.width, declared.products,
-                    rounded_once("plain", setting.device, declared.products))  # which injected errors change
+                    once_in("plain", setting.device, declared.products))  # which injected errors change
     checks = _checks(oracle, participants.repeated_runs)
     while True:
         context = lockstep.step()

@@ -2,8 +2,7 @@
 
 The tokens are those of the trace. They are committed in windows of one width, until each request has committed another
 number of tokens since its prompt, and then in windows of another width. So a ring that holds up to the widest windows'
-tokens has every fill when the width changes; in numbers a ring with 64 entries has every third one. Some requests
-accept whole windows after the change and some only a part.
+tokens has every fill when the width changes. Some requests accept whole windows after the change and some only a part.
 One is absent from the round of the change, one is preempted over it, and one is loaded after it.
 If rows are invariant, the states of our strategies have the bytes of plain decoding. If numbers are computed, T2 and
 T2d judge every commit, and T2d names a wrong state. The arithmetic of another project's keeper is not declared, so T2d
@@ -55,8 +54,6 @@ PAGE_SIZE = 16
 ABSENT, PREEMPTED, LOADED = "absent", "preempted", "loaded"
 ALL, SOME = "all accepted", "some accepted"
 BOTH, EACH = ((ALL, SOME),), ((ALL,), (SOME,))
-# Numbers of a ring with more entries than this are judged after every third fill. Labels and bits are after each fill.
-LARGE, EVERY_THIRD = 32, ((ALL,), (), (), (SOME,), (), ())
 
 
 @dataclass
@@ -210,8 +207,7 @@ def hold(case: Case) -> Results:
     for (before, after), layer in zip((*CHANGES, *(OURS if ours else ())), cycle(stateful or (None,)), strict=False):
         found: list[Comparison | Skipped] = []
         if not case.labels and layer is not None:
-            hows = EACH if LazyRerun.ring_size(max(before, after)) <= LARGE else EVERY_THIRD
-            found += _judged(case, changed(case, before, after, hows), layer, ours=ours)
+            found += _judged(case, changed(case, before, after), layer, ours=ours)
         if ours and case.rows_are_invariant and not case.stores_narrow:
             found += _compared(case, changed(case, before, after, BOTH if case.labels else EACH))
         yield from found

@@ -188,7 +188,7 @@ FAULTS: tuple[Fault, ...] = (
                 "    if bias is not None:\n"
                 "        out += tl.load(bias + c, mask=in_c, other=0.0).to(tl.float32)[None, :]\n"),
            how=Setting("triton")),
-    _of_two_blocks("latents-kernel-scaled-once-more", "latents", "What leaves the latents is scaled once more.",
+    _of_two_blocks("latents-kernel-scaled-once-more", "latents", "The result of the latents is scaled once more.",
                    Edit.of(EXPERTS, "dense.lm_head(x=total{ => * weights.scale}, weight=from_latent, to=to)"),
                    how=Setting("invariant")),
     _of_two_blocks("latents-kernel-without-the-square", "latents", "The ReLU of grouped experts is not squared.",
