@@ -17,13 +17,12 @@ from instep.kit.cases import serve
 from instep.kit.cases.case import BF16, FP32, Call, Case, Draw, at
 from instep.kit.cases.conv_and_gdn import SHAPES, Heads, Shape, conv_case, gdn_case
 from instep.kit.cases.guarded_pools import same_bits
-from instep_optimized.kernels import prefill_gdn, window_gdn
+from instep_optimized.kernels import gdn_fusions
 from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.memory_addresses import Part
 from instep_optimized.ops import fused
 from instep_optimized.ops.check_op_calls import contracts
-from instep_optimized.ops.fused import in_parts
-from instep_optimized.ops.fused.prefill_gdn import stored
+from instep_optimized.ops.fused import in_parts, stored
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.row_invariant_triton import INVARIANT
 from instep_optimized.ops.triton import TRITON
@@ -127,7 +126,7 @@ def test_rows_of_16_bits_give_the_bits_of_the_parts(
         seen.append(tuple(x.dtype for x in inputs))
         return TRITON.gdn(inputs=inputs, **given)
 
-    monkeypatch.setattr(prefill_gdn, "gdn", told)
+    monkeypatch.setattr(gdn_fusions, "gdn", told)
     whole = serve(composed(TRITON, one.op), one, DEVICE)
     assert agree(one, parts, whole) == [] and bool(parts.results["result"].any())
     assert seen == [(BF16, BF16, dtype, FP32, FP32)] == [stored(dtype)]
@@ -289,7 +288,7 @@ def test_wrongly_guessed_rows_are_loaded_again(
 
 def wrong(plant: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., torch.Tensor]:
     """The fusion, of which one argument is another one."""
-    return lambda **given: window_gdn.window_gdn(**given | plant(given))
+    return lambda **given: gdn_fusions.window_gdn(**given | plant(given))
 
 
 @pytest.mark.parametrize("plant", [
@@ -319,7 +318,7 @@ def test_parts_run_for_a_tree() -> None:
 
 
 def test_op_set_with_another_rule_does_not_use_it() -> None:
-    assert PRECISE.window_gdn is None and TRITON.window_gdn is window_gdn.window_gdn
+    assert PRECISE.window_gdn is None and TRITON.window_gdn is gdn_fusions.window_gdn
 
 
 def test_a_model_puts_the_conv_before_it() -> None:

@@ -25,7 +25,8 @@ from instep_optimized.memory.tiled_units import Units
 from instep_optimized.memory_addresses import Address
 from instep_optimized.ops import fused
 from instep_optimized.ops.check_op_calls import contracts
-from instep_optimized.ops.fused import FUSIONS, Moved, in_parts
+from instep_optimized.ops.fused import FUSIONS, in_parts
+from instep_optimized.ops.integer_op_protocols import Moved
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.op_shapes import misfits
 from instep_optimized.ops.plain import PLAIN

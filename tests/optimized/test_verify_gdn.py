@@ -19,13 +19,12 @@ from instep.kit.cases import serve
 from instep.kit.cases.case import BF16, FP32, Call, Case, Draw, at
 from instep.kit.cases.conv_and_gdn import SHAPES, Heads, Shape, conv_case, gdn_case
 from instep.kit.cases.guarded_pools import guarded, same_bits
-from instep_optimized.kernels import verify_gdn
+from instep_optimized.kernels import gdn_fusions
 from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.memory_addresses import KEPT, Address, Part
 from instep_optimized.ops import fused
 from instep_optimized.ops.check_op_calls import contracts
-from instep_optimized.ops.fused import in_parts
-from instep_optimized.ops.fused.verify_gdn import serves
+from instep_optimized.ops.fused import in_parts, serves_verify
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.op_shapes import misfits
 from instep_optimized.ops.triton import TRITON
@@ -228,7 +227,7 @@ def test_a_fault_in_the_kernel_changes_bits(fault: str, tmp_path: Path, monkeypa
 
 def wrong(plant: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., torch.Tensor]:
     """The fusion, of which one argument is another one."""
-    return lambda **given: verify_gdn.verify_gdn(**given | plant(given))
+    return lambda **given: gdn_fusions.verify_gdn(**given | plant(given))
 
 
 @few(2)
@@ -297,7 +296,7 @@ def test_verify_gdn_needs_16_bit_chains_with_kept_windows(other: Callable[[Part]
     window = Verify(GROUPED, (4, 2)).window
     found = {"windows": window, "parts": window, "dtype": BF16} | other(window)
     parts = (() if one is None else (one,) for one in (found["windows"], found["parts"]))
-    assert serves(*parts, found["dtype"]) is (other(window) == {})
+    assert serves_verify(*parts, found["dtype"]) is (other(window) == {})
 
 
 @pytest.mark.parametrize(("name", "change", "what"), [
@@ -311,7 +310,7 @@ def test_unsupported_call_is_named(name: str, change: Callable[[torch.Tensor], t
 
 
 def test_op_set_with_another_rule_does_not_use_it() -> None:
-    assert PRECISE.verify_gdn is None and TRITON.verify_gdn is verify_gdn.verify_gdn
+    assert PRECISE.verify_gdn is None and TRITON.verify_gdn is gdn_fusions.verify_gdn
 
 
 def test_call_is_checked_by_the_contracts_of_its_parts() -> None:

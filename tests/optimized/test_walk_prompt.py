@@ -22,7 +22,7 @@ from instep_optimized.kernels.convs.bf16_prompts import Shape, silu
 from instep_optimized.kernels.rowwise.gdn_inputs import WIDE, results
 from instep_optimized.kernels.runtime import INTERPRETED, launch
 from instep_optimized.memory_addresses import Address, Part
-from instep_optimized.ops.fused.prefill_gdn import stored
+from instep_optimized.ops.fused import stored
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.place_names import Place
 from support.kernels.planted import planted_kernels

@@ -15,8 +15,7 @@ from instep.campaign.shapes.random_weights import _dt_bias
 from instep.oracle.declared_product_rounding import Operands, in_chunks
 from instep.oracle.reordered_arithmetic import Reordered
 from instep_optimized.memory_addresses import Address, Part
-from instep_optimized.ops.fused import window_gdn
-from instep_optimized.ops.fused.prefill_gdn import serves, stored
+from instep_optimized.ops.fused import serves_prompts, stored, window_gdn
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.config import ModelConfig
@@ -81,7 +80,7 @@ def widened(inputs: GdnInputs) -> GdnInputs:
 
 def handed_over(ops: Ops, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype) -> GdnInputs:
     """The rows in the bits that a model passes to `gdn`; inside a `prefill_gdn` they have fewer."""
-    if ops.prefill_gdn is None or not serves(ops, parts, dtype):
+    if ops.prefill_gdn is None or not serves_prompts(ops, parts, dtype):
         return inputs
     return GdnInputs(*(x.to(narrow) for x, narrow in zip(inputs, stored(dtype), strict=True)))
 

@@ -13,7 +13,8 @@ from ..memory.pool import Demand
 from ..memory.tiled_units import Copied, Units
 from ..memory.tiled_units import taken as taken
 from ..memory_addresses import Part
-from ..ops.fused import Moved, moves
+from ..ops.fused import moves
+from ..ops.integer_op_protocols import Moved
 from ..ops.op_protocols import Ops
 from ..packed_batch import Batch, Group
 from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, printed

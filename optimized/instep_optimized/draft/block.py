@@ -16,11 +16,10 @@ from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Pla
 
 from .. import weights as w
 from ..memory import Memory
-from ..memory.tiled_units import Units
 from ..model.attention import AttentionLayer
 from ..model.residual import Residual
 from ..model.trunk import Head
-from ..ops.fused import linears
+from ..ops.fused import linears, store_rows
 from ..ops.integer_op_protocols import TreePlan
 from ..ops.op_protocols import Ops
 from ..packed_batch import Batch, Nodes, Who, windows
@@ -91,7 +90,7 @@ class Block:
                 rotary_dim=config.rotary_dim, theta=config.rope_theta, to=Place(CONTEXT, number, "key"),
             )
             for kept, units in ((key, layer.keys), (value, layer.values)):
-                _store(ops, kept, units, batch.locations)
+                store_rows(ops, rows=kept, units=units, locations=batch.locations)
 
     def draft(
         self, ops: Ops, memory: Memory, who: Who, use: Use, num_steps: int, runs: Sequence[torch.Tensor] = ()
@@ -115,8 +114,3 @@ class Block:
         self, ops: Ops, memory: Memory, who: Who, use: Use, plan: TreePlan, behind: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         raise Unsupported("a block drafter proposes chains only: its rows have no branches")
-
-
-def _store(ops: Ops, rows: torch.Tensor, units: Units, locations: torch.Tensor) -> None:
-    scaled = {} if units.scales is None else {"scales": units.scales}
-    ops.store_rows(rows=rows, pool=units.pool, locations=locations, **scaled)

@@ -4,6 +4,7 @@ Leaves out: pages and positions, which come with the batch.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -11,7 +12,7 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place_names import Place
 
 from .. import weights as w
-from ..ops.fused import gated_attend, kv_inputs, linears
+from ..ops.fused import gated_attend, kv_inputs, linears, store_rows
 from ..ops.op_protocols import Ops
 from ..packed_batch import Batch
 from .layer import StoringLayer
@@ -28,10 +29,7 @@ class ProjectedAttentionLayer(StoringLayer[w.ProjectedWeights]):
 
     def __call__(self, ops: Ops, hidden: Residual, batch: Batch, stage: str) -> Residual:
         """Map hidden [N, D] -> [N, D]."""
-
-        def at(component: str) -> Place:
-            return Place(stage, self.layer, component)
-
+        at = partial(Place, stage, self.layer)
         config, stored = self.config, (self.config.kv_heads, self.config.head_dim)
         rows, x = hidden.normed(ops, self.norm, config.eps, at("normed"))  # [N, D]
         query, key, value = linears(
@@ -40,8 +38,7 @@ class ProjectedAttentionLayer(StoringLayer[w.ProjectedWeights]):
         )  # [N, heads, head_dim], [N, kv_heads, head_dim] twice
         # Stored before they are read: a row also attends to itself and to the rows before it in this launch.
         for made, pool in zip((key, value), (self.keys, self.values), strict=True):
-            scaled = {} if pool.scales is None else {"scales": pool.scales}
-            ops.store_rows(rows=made, pool=pool.pool, locations=batch.locations, **scaled)
+            store_rows(ops, rows=made, units=pool, locations=batch.locations)
         attended = ops.attend(query=query, pages=batch.pages(self.keys, self.values), to=at("attended"))
         mixed = ops.linear(x=attended, weight=self.weights.o, shape=(config.hidden,), to=at("mixer"))  # [N, D]
         return self.half(ops, rows, mixed, stage)
@@ -57,10 +54,7 @@ class AttentionLayer(StoringLayer[w.AttentionWeights]):
 
     def __call__(self, ops: Ops, hidden: Residual, batch: Batch, stage: str) -> Residual:
         """Map hidden [N, D] -> [N, D]."""
-
-        def at(component: str) -> Place:
-            return Place(stage, self.layer, component)
-
+        at = partial(Place, stage, self.layer)
         weights, config = self.weights, self.config
         key_shape = (config.kv_heads, config.head_dim)
         rows: Rows
@@ -109,6 +103,5 @@ class AttentionLayer(StoringLayer[w.AttentionWeights]):
             for (x, weight), place in zip(each, to, strict=True)
         )
         for rows, pool in ((key, self.keys), (value, self.values)):
-            scaled = {} if pool.scales is None else {"scales": pool.scales}
-            ops.store_rows(rows=rows, pool=pool.pool, locations=batch.locations, **scaled)
+            store_rows(ops, rows=rows, units=pool, locations=batch.locations)
         return query

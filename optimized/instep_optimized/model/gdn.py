@@ -31,10 +31,7 @@ class GdnLayer(Layer[w.GdnWeights]):
 
     def __call__(self, ops: Ops, hidden: Residual, bound: Mixes, stage: str) -> Residual:
         """Map hidden [N, D] -> [N, D]; `bound` runs the part that has the addresses of conv windows and states."""
-
-        def at(component: str) -> Place:
-            return Place(stage, self.layer, component)
-
+        at = partial(Place, stage, self.layer)
         weights, config = self.weights, self.config
         row, low = config.recurrence, {} if weights.z is None else {"z": "z_low", "a": "a_low"}
         places = [low.get(name, name) for name in ("qkv", "z", *row.gates)]
@@ -66,10 +63,7 @@ class GdnLayer(Layer[w.GdnWeights]):
         self, stage: str, dtype: torch.dtype, ops: Ops, bound: BoundPair, qkv: torch.Tensor, a: torch.Tensor,
     ) -> torch.Tensor:
         """Do as `_core` for Mamba2."""
-
-        def at(component: str) -> Place:
-            return Place(stage, self.layer, component)
-
+        at = partial(Place, stage, self.layer)
         weights, config = self.weights, self.config
         assert ops.selective_inputs and ops.add_skip and ops.biased_conv, "checked when the engine was built"
         assert weights.skip is not None, "weights of Mamba2 have it"
@@ -89,10 +83,7 @@ class GdnLayer(Layer[w.GdnWeights]):
         b: torch.Tensor,
     ) -> torch.Tensor:
         """Run conv and delta rule on the memory of requests: the part that no graph of a prompt contains."""
-
-        def at(component: str) -> Place:
-            return Place(stage, self.layer, component)
-
+        at = partial(Place, stage, self.layer)
         weights, config = self.weights, self.config
         windows = bound.conv(self.layer)
         parts = bound.state(self.layer)  # the addresses at which the op reads and writes the states

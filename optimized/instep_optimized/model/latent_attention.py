@@ -4,12 +4,13 @@ Leaves out: pages, which come with the batch, and the expansion of latents, whic
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from instep_reference.contract.config import LATENT_EPS, ModelConfig
 from instep_reference.contract.place_names import Place
 
 from .. import weights as w
-from ..ops.fused import linears
+from ..ops.fused import linears, store_rows
 from ..ops.op_protocols import Ops
 from ..packed_batch import Batch
 from .layer import StoringLayer
@@ -30,10 +31,7 @@ class LatentLayer(StoringLayer[w.LatentWeights]):
 
     def __call__(self, ops: Ops, hidden: Residual, batch: Batch, stage: str) -> Residual:
         """Map hidden [N, D] -> [N, D]."""
-
-        def at(component: str) -> Place:
-            return Place(stage, self.layer, component)
-
+        at = partial(Place, stage, self.layer)
         weights, config = self.weights, self.config
         rows, x = hidden.normed(ops, self.norm, config.eps, at("normed"))  # [N, D]
         shared, latent = config.stored_rows
@@ -56,8 +54,7 @@ class LatentLayer(StoringLayer[w.LatentWeights]):
             value = ops.norm(x=raw, weight=weights.norm, eps=LATENT_EPS, to=at("value"))  # [N, 1, R]
         # Stored before they are read: a row also attends to itself and to the rows before it in this launch.
         for stored, pool in ((key, self.keys), (value, self.values)):
-            scaled = {} if pool.scales is None else {"scales": pool.scales}
-            ops.store_rows(rows=stored, pool=pool.pool, locations=batch.locations, **scaled)
+            store_rows(ops, rows=stored, units=pool, locations=batch.locations)
         assert ops.attend_latents is not None, "checked when the engine was built"
         attended = ops.attend_latents(
             query=query, pages=batch.pages(self.keys, self.values), up=weights.up, to=at("attended"),

@@ -31,10 +31,7 @@ class LightningLayer(Layer[w.LightningWeights]):
 
     def __call__(self, ops: Ops, hidden: Residual, bound: Mixes, stage: str) -> Residual:
         """Map hidden [N, D] -> [N, D]; `bound` runs the part that has the addresses of states."""
-
-        def at(component: str) -> Place:
-            return Place(stage, self.layer, component)
-
+        at = partial(Place, stage, self.layer)
         weights, config = self.weights, self.config
         places = config.recurrence.places
         _, x = hidden.normed(ops, self.norm, config.eps, at("normed"))  # [N, D]

@@ -4,6 +4,7 @@ Leaves out: the mixers (`gdn.py`, `attention.py`). Ops only.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -42,10 +43,7 @@ class Half:
 
     def __call__(self, ops: Ops, hidden: Rows, mixer: torch.Tensor, stage: str) -> Residual:
         """Map hidden, mixer [N, D] -> the layer's answer [N, D] as a residual pair; the next norm adds it up."""
-
-        def at(component: str) -> Place:
-            return Place(stage, self.layer, component)
-
+        at = partial(Place, stage, self.layer)
         if self.norm is None:
             return self._sum(ops, "", hidden, mixer, at("hidden"))
         factors = bool(self.config.residual_factors)

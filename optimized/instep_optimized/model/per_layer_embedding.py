@@ -37,10 +37,7 @@ class PerLayerEmbedding:
 
     def _embed(self, stage: str, ops: Ops, bound: BoundPair, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Run it on the memory of requests: no graph of a prompt contains it."""
-
-        def at(component: str) -> Place:
-            return Place(stage, self.layer, component)
-
+        at = partial(Place, stage, self.layer)
         weights, config = self.weights, self.config
         assert ops.ngrams and ops.gate_streams and ops.norm_streams and ops.dilated_conv, "checked when it was built"
         rows = ops.ngrams(

@@ -10,8 +10,8 @@ import torch
 from instep_reference.contract.place_names import Place
 
 from ..ops.family_op_protocols import StreamWeights
-from ..ops.fused import AddNorm, add_norm
-from ..ops.op_protocols import Ops
+from ..ops.fused import add_norm
+from ..ops.op_protocols import AddNorm, Ops
 
 STRENGTHS = {"normed": "strength", "post_normed": "post_strength"}  # by the rows that a block reads
 

@@ -29,10 +29,7 @@ class ShortConvLayer(Layer[w.ShortConvWeights]):
 
     def __call__(self, ops: Ops, hidden: Residual, bound: Mixes, stage: str) -> Residual:
         """Map hidden [N, D] -> [N, D]; `bound` runs the part that has the addresses of conv windows."""
-
-        def at(component: str) -> Place:
-            return Place(stage, self.layer, component)
-
+        at = partial(Place, stage, self.layer)
         weights, config = self.weights, self.config
         assert ops.multiply is not None, "checked when the engine was built"
         rows, normed = hidden.normed(ops, self.norm, config.eps, at("normed"))  # [N, D]

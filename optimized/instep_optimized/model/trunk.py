@@ -34,19 +34,14 @@ STAGE = "trunk"
 Layer = Callable[[Ops, Residual, Batch, Mixes], Residual]
 
 
-def _gdn(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
-    mixer = GdnLayer.of(stored, f"model.layers.{layer}", layer, config)
-    return lambda ops, hidden, batch, bound: mixer(ops, hidden, bound, STAGE)
+def _mixing(kind: type[GdnLayer | LightningLayer | ShortConvLayer]) -> Callable[..., Layer]:
+    """Return the maker of layers whose mixer has the addresses of its memory from `bound`."""
 
+    def make(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
+        mixer = kind.of(stored, f"model.layers.{layer}", layer, config)
+        return lambda ops, hidden, batch, bound: mixer(ops, hidden, bound, STAGE)
 
-def _lightning(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
-    mixer = LightningLayer.of(stored, f"model.layers.{layer}", layer, config)
-    return lambda ops, hidden, batch, bound: mixer(ops, hidden, bound, STAGE)
-
-
-def _short_conv(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
-    mixer = ShortConvLayer.of(stored, f"model.layers.{layer}", layer, config)
-    return lambda ops, hidden, batch, bound: mixer(ops, hidden, bound, STAGE)
+    return make
 
 
 def _attention(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
@@ -77,8 +72,8 @@ ATTENDING: Mapping[Block, type[AttentionLayer | LatentLayer | ProjectedAttention
 }
 # By the first block of the layer.
 LAYERS: Mapping[Block, Callable[[w.Stored, int, ModelConfig, Memory], Layer]] = {
-    **{name: _lightning if row.inputs == "projected" else _gdn for name, row in RECURRENCES.items()},
-    SHORT_CONV.name: _short_conv, **dict.fromkeys(ATTENDING, _attention), **dict.fromkeys(MLPS, _mlp),
+    **{name: _mixing(LightningLayer if row.inputs == "projected" else GdnLayer) for name, row in RECURRENCES.items()},
+    SHORT_CONV.name: _mixing(ShortConvLayer), **dict.fromkeys(ATTENDING, _attention), **dict.fromkeys(MLPS, _mlp),
     PLE: _ple, "": _elsewhere,
 }
 

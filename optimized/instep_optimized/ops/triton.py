@@ -11,7 +11,7 @@ from instep_reference.contract.declared_rounding import Product, Storage
 from instep_reference.contract.place_names import COMPONENTS, Place
 from instep_reference.contract.recurrences import RECURRENCES
 
-from ..kernels import gdn_dispatch, prefill_gdn, verify_gdn, window_gdn
+from ..kernels import gdn_dispatch, gdn_fusions
 from ..kernels.attention import dispatch, expand_latents
 from ..kernels.convs import causal_conv
 from ..kernels.decisions import (
@@ -68,7 +68,7 @@ TRITON = Ops(
     types=types,
     rounds=rounds,
     **ops_of(
-        gdn_dispatch, prefill_gdn, verify_gdn, window_gdn, dispatch, expand_latents, causal_conv,
+        gdn_dispatch, gdn_fusions, dispatch, expand_latents, causal_conv,
         argmax_and_acceptance, grow_draft_tree, rerun_ring_plan, row_places_and_lengths, top_k_top_p_sampling,
         tree_shapes_and_acceptance, linear, moe, copy_units, gather_and_scatter_rows, gdn_inputs, norms,
         pointwise, qk_norm_and_rotary,

@@ -58,7 +58,7 @@ from instep_optimized.kernels.rowwise import pointwise as pointwise_file
 from instep_optimized.kernels.rowwise import qk_norm_and_rotary as turns_file
 from instep_optimized.kernels.rowwise.gdn_inputs import WIDE, RuleInputs, results
 from instep_optimized.memory_addresses import Address, Chance, Pages, Part, Ring, SplitUpdates, Updates
-from instep_optimized.ops.fused.prefill_gdn import stored
+from instep_optimized.ops.fused import stored
 from instep_optimized.ops.op_protocols import ExpertWeights, GdnInputs
 from instep_reference.contract.place_names import Place
 from instep_speed.gate import gpu_operations

@@ -13,9 +13,8 @@ import torch
 
 from instep_optimized import OptimizedEngine, load
 from instep_optimized.memory_addresses import Address, Part
-from instep_optimized.ops.fused import AddNorm
 from instep_optimized.ops.integer_op_protocols import Acceptance, RingPlan, RowPlacement
-from instep_optimized.ops.op_protocols import GdnInputs
+from instep_optimized.ops.op_protocols import AddNorm, GdnInputs
 from instep_reference.contract.engine import Forwarded, Row
 from instep_reference.contract.place_names import See
 from support.wrong.subjects import maker

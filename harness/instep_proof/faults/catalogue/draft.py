@@ -51,7 +51,7 @@ NOT_SHIFTED = Edit.of(MIXED, "planned.request.tokens[planned.begin {+ 1 : planne
                       "planned.begin + planned.span.count - int(planned.rooted)}]")
 FURTHER_ON = Edit(EAGLE, "shift=step - 1", "shift=step")
 OWN_DRAFTS = Edit(EAGLE, "who, drafts[-1], \"draft\"", "who, own[-1], \"draft\"")
-HIDDEN_FIRST = Edit("instep_optimized/ops/fused/draft_inputs.py", "x=left, y=right", "x=right, y=left")
+HIDDEN_FIRST = Edit("instep_optimized/ops/fused.py", "x=left, y=right", "x=right, y=left")
 # The head's layer count and kinds are written into the configuration that it was given, and that others hold too.
 ALIASED_KINDS = Wrap(
     MTP, "MtpLayer.all", "object.__setattr__(config, \"layers\", config.drafter().layers)"

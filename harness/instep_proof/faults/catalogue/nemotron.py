@@ -22,7 +22,7 @@ GROUPS = "    y = opened.reshape(len(core), groups, len(weight) // groups)\n"
 STEPS, NORM, EXPERTS, GROUPED, RULE, TAPS = (f"instep_optimized/kernels/{name}.py" for name in (
     "rowwise/gdn_inputs", "rowwise/norms", "products/moe", "products/grouped_experts", "gdn_windows/one_token_update",
     "convs/causal_conv"))
-DRAFT = "instep_optimized/ops/fused/draft_inputs.py"
+DRAFT = "instep_optimized/ops/fused.py"
 OF_MLP = "_ungated(stored, prefix_of_block(config, prefix, layer, config.layers[layer][-1])%s, layer, config)"
 LATENT = 'stored.take(f"{at}.{name}_latent_proj.weight")'
 OF_TRUNK = 'at.replace("mtp.layers.0.mlp", "model.layers.2")'

@@ -17,7 +17,7 @@ FAULTS: tuple[Fault, ...] = (
                 "x / (x.square().mean(dim=-1, keepdim=True).sqrt() + eps)")),
     _fault("norm-eps-of-another-class", "norm-eps",
            "The draft head's norm of embeddings has the 1e-5 of another class.",
-           Edit.of("instep_optimized/ops/fused/draft_inputs.py", "weight=weights[0], eps={eps => 1e-5}")),
+           Edit.of("instep_optimized/ops/fused.py", "weight=weights[0], eps={eps => 1e-5}")),
     _fault("norm-weight-without-one", "norm-weight", "Keys are multiplied by their norm's weight, not by one plus it.",
            Edit(ATTEND, "rms_norm(key, k_norm, eps)", "rms_norm(key, k_norm - 1, eps)"),
            blind=("identity", "directed")),

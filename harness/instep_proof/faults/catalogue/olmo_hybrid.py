@@ -10,7 +10,7 @@ from .fault import Edit, Fault, of_family
 GDN, ROWS = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "embed_norm_linear_head"))
 WEIGHTS, ATTENTION, HALF, VERIFY, KERNEL = (
     f"instep_optimized/{name}.py" for name in (
-        "weights", "model/attention", "model/mlp", "ops/fused/verify_gdn", "kernels/rowwise/gdn_inputs"))
+        "weights", "model/attention", "model/mlp", "ops/fused", "kernels/rowwise/gdn_inputs"))
 BOUND = "found if beta_bound == 1.0 else found._replace(beta=beta_bound * found.beta)"
 PROJECTIONS = 'torch.cat([stored.take(f"{at}.{name}_proj.weight") for name in "qkvgba"])'
 NORMED = "ops.norm(x=mixer, weight=self.norm, eps=config.eps, to=at(\"mixer_normed\"))"

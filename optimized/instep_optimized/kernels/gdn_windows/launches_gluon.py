@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...memory_addresses import Address, Part, Updates
-from ...ops.fused.verify_gdn import apart
+from ...ops.fused import apart
 from ...ops.op_protocols import GdnInputs
 from ..convs.packed_16_bit_words import WIDTH as TAPS
 from ..convs.packed_16_bit_words import WordWindows, in_words, windows, words

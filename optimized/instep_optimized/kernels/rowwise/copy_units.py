@@ -18,7 +18,8 @@ import triton
 import triton.language as tl
 
 from ...memory_addresses import Address
-from ...ops.fused import Moved, fuses
+from ...ops.fused import fuses
+from ...ops.integer_op_protocols import Moved
 from ..device.programmatic_dependent_launch import wait
 from ..runtime import ceil_div, launch, power_of_2, tile
 

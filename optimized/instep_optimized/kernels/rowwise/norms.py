@@ -17,7 +17,8 @@ import triton.language as tl
 
 from instep_reference.contract.place_names import Place
 
-from ...ops.fused import AddNorm, fuses
+from ...ops.fused import fuses
+from ...ops.op_protocols import AddNorm
 from ..device.programmatic_dependent_launch import wait_before_product
 from ..runtime import ceil_div, launch, power_of_2, tile
 from .gather_and_scatter_rows import concat, embed
