@@ -42,7 +42,12 @@ ULPS = 4.0
 # of attention and of an MLP (`ROUNDED_ON_THE_WAY`): a weight of attention and the middle of an MLP are rounded. On a
 # GPU only places without a product have it, as tensor cores truncate sums. Engines elsewhere round a norm before they
 # multiply it by its weight (vLLM's `rms_norm`), or norm a sum that they round only to store it (FlashInfer's
-# `fused_add_rmsnorm`), without a declaration, so these keep the 4 units.
+# `fused_add_rmsnorm`), without a declaration, so these keep the 4 units, unless they declare `once`. Then their stored
+# result is enough: with round to nearest, |round(y) - y| is at most half a unit, also of a tie, whichever way it falls,
+# and next to a power of two, whose larger unit counts. So round(y) may be any number within half a unit of y, and y
+# any number within 3 e_r + 4 ulp of o; together that is the limit above. An op that also rounds on the way, by half a
+# unit of a part of y, moves y by up to as much, 2^15 ulp in bf16. A number that moves by d < 1 units is stored as
+# another number with the probability d, so a single number may hide it, and a row of them hardly ever does.
 
 # T2 of memory that is stored in tiles with one scale each (`Blocked`; states in fp8). ULPS would grant 4 units of 2^-3,
 # half of the number. A state is rounded once, when it is stored, so the rule above applies: the found value is moved

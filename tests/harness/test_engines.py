@@ -155,6 +155,7 @@ def test_watched_engine_reports_replaced_events() -> None:
     ("misspells", "products: found 'bfloat'"), ("products_5", "declares: products: found 5"),
     ("rounds_3", "declares: rounds: found 3"), ("shows_5", "declares: shows: found 5"),
     ("shows_lists", "declares: shows: found [['logits']]"), ("order_no", "declares: order: found 'no'"),
+    ("misnames_once", "once: found 'norm', expected components: embedding, "),
 ])  # fmt: skip
 def test_invalid_engine_is_refused_in_one_line(name: str, says: str, instep: Runner) -> None:
     assert says in complaint(instep("replay", TRACES / "short.jsonl", "--engine", f"support.wrong.engines:{name}"))

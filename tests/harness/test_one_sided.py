@@ -13,19 +13,23 @@ import numpy as np
 import pytest
 import torch
 
+from instep import kit
 from instep.checks.one_sided_errors import CALIBRATED, Samples, not_judged
 from instep.checks.ops_on_own_inputs import once_in
 from instep.diagnose import diagnose
+from instep.kit.compare_with_reference import judged
 from instep.run import replay as replays
 from instep.run.replay import Outcome, Replay
+from instep.run.run_variants import swapped
 from instep.setting import Setting
 from instep.tier_allowances import CONSTANT_ULPS, FEWEST_SAMPLES, one_sided_limit
 from instep.trace.file import read
-from instep.verdict import Exit
+from instep.verdict import Comparison, Exit
 from instep_optimized import load
 from instep_proof.calibrate import long_runs
 from instep_proof.calibrate.allowance_use import variants
 from instep_reference.contract.declared_rounding import Product
+from instep_reference.contract.place_names import COMPONENTS
 from support.running.covering import TRACES, WHOLE
 
 EPS = torch.finfo(torch.float32).eps
@@ -202,15 +206,18 @@ def _rounded_before_its_weight(norm: Norm) -> Norm:
     return wrong
 
 
-def _in_16_bits(change: Callable[[Norm], Norm], until: int) -> Outcome:
-    """The run of `plain` in bf16 with another norm in layer 1."""
-    right, place = load("plain"), ("trunk", 1, "normed")
+def _in_layer_1(change: Callable[[Norm], Norm]) -> Norm:
+    right = load("plain").norm
 
     def norm(**given: Any) -> torch.Tensor:
-        made: torch.Tensor = (change(right.norm) if tuple(given["to"]) == place else right.norm)(**given)
-        return made
+        return (change(right) if tuple(given["to"]) == ("trunk", 1, "normed") else right)(**given)
 
-    setting = Setting("plain", handed=replace(right, norm=norm), dtype="bfloat16")
+    return norm
+
+
+def _in_16_bits(change: Callable[[Norm], Norm], until: int) -> Outcome:
+    """The run of `plain` in bf16 with another norm in layer 1."""
+    setting = Setting("plain", handed=replace(load("plain"), norm=_in_layer_1(change)), dtype="bfloat16")
     return Replay(read(TRACES / "adaptive.jsonl"), setting).run(until=until)
 
 
@@ -229,9 +236,83 @@ def test_a_slip_that_changes_one_byte_of_a_16_bit_run_is_found(
     assert "from the op's own inputs: before it is stored in bfloat16, relative error" in findings[0].diagnosis
 
 
+def _declared(once: tuple[str, ...], until: int | None = 2, trace: str = "short", **ops: Any) -> Outcome:
+    """The run in bf16 of an op set that is not known, which declares what it rounds once."""
+    setting = Setting("plain", handed=replace(load("plain"), name="mine", once=once, **ops), dtype="bfloat16")
+    return Replay(read(next(TRACES.rglob(f"{trace}.jsonl"))), setting).run(until=until)
+
+
+def _swiglu(*, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Any) -> torch.Tensor:
+    gate, up = (x.float() @ gate_up.float().mT).chunk(2, -1)
+    middle = (torch.nn.functional.silu(gate) * up).to(x.dtype)
+    return (middle.float() @ down.float().mT).to(x.dtype)
+
+
+def _one_unit(norm: Norm) -> Norm:
+    def wrong(**given: Any) -> torch.Tensor:
+        row = norm(**given)
+        row[:, 33] = row[:, 33].view(torch.int16).add(1).view(torch.bfloat16)
+        return row
+
+    return wrong
+
+
+YET = "from the op's own inputs: declares that it rounds only its result, yet errs before it is stored in bfloat16: "
+
+
+@pytest.mark.parametrize(("ops", "component"), [
+    pytest.param({"mlp": _swiglu}, "mlp", id="its middle is rounded, too"),
+    pytest.param({"norm": _in_layer_1(_one_unit)}, "normed", id="a unit of one channel", marks=WHOLE),
+])  # fmt: skip
+def test_an_op_set_that_declares_one_rounding_is_held_to_it(ops: dict[str, Any], component: str) -> None:
+    findings = _declared(("*",), **ops).verdict.findings
+    assert {(one.event, one.check, one.place.component) for one in findings} == {(2, "own_inputs", component)}
+    assert all(one.diagnosis.startswith(YET) for one in findings)
+
+
 @WHOLE
-def test_an_engine_that_is_not_known_may_round_a_norm_before_its_weight() -> None:
-    assert _in_16_bits(_rounded_before_its_weight, 2).verdict.exit is Exit.AGREED
+@pytest.mark.parametrize(("once", "ops"), [
+    (("normed", "mixer"), {"mlp": _swiglu}), ((), {"norm": _in_layer_1(_rounded_before_its_weight)}),
+])  # fmt: skip
+def test_an_engine_that_does_not_declare_it_may_round_on_the_way(once: tuple[str, ...], ops: dict[str, Any]) -> None:
+    assert _declared(once, **ops).verdict.exit is Exit.AGREED
+
+
+@WHOLE
+@pytest.mark.parametrize("trace", ["experts", "nemotron"])
+def test_a_right_op_set_that_declares_one_rounding_everywhere_agrees(trace: str) -> None:
+    verdict = _declared(("*",), 5, trace).verdict
+    assert verdict.exit is Exit.AGREED
+    own = {one.place.component for one in verdict.compared if one.check == "own_inputs"}
+    assert own >= {"mixer"} and own & {"mlp", "attended"}
+
+
+def test_an_op_that_comes_from_another_set_keeps_what_both_declare() -> None:
+    mine = replace(load("plain"), name="mine", once=("*",))
+    assert {*COMPONENTS} == swapped(mine, {"mlp": "plain"}).once, "plain rounds nothing on the way"
+    assert swapped(mine, {"mlp": "triton"}).once == frozenset()
+
+
+@WHOLE
+def test_an_engine_with_verbs_is_held_to_one_rounding_that_it_declares() -> None:
+    """fp16 has three bits more than bf16: a number within 1/16 of a unit of a tie falls to the other side."""
+    def run(name: str) -> list[Comparison]:
+        setting = Setting(engine=f"support.wrong.engines:{name}", dtype="bfloat16")
+        return Replay(read(TRACES / "faults" / "short.jsonl"), setting).run(until=2).verdict.findings
+
+    assert run("rounds_once") == []
+    wrong = run("rounds_twice")
+    assert {tuple(one.place) for one in wrong} == {("trunk", 1, "normed")} and wrong[0].diagnosis.startswith(YET)
+
+
+@WHOLE
+def test_the_kit_holds_an_op_to_one_rounding_that_it_declares() -> None:
+    cases = [case for case in kit.op_cases("mlp") if case.build("cpu").inputs["x"].dtype is torch.bfloat16]
+    right = replace(load("plain"), name="mine", once=("mlp",))
+    assert cases and judged(right, cases).exit is Exit.AGREED
+    assert judged(replace(right, mlp=_swiglu, once=()), cases).exit is Exit.AGREED
+    wrong = judged(replace(right, mlp=_swiglu), cases).findings
+    assert wrong and all(one.diagnosis.startswith(YET.removeprefix("from the op's own inputs: ")) for one in wrong)
 
 
 def test_values_are_judged_before_their_rounding_only_where_all_roundings_are_known() -> None:

@@ -44,6 +44,7 @@ class Declares(Protocol):
 
     rounds    (activation, state) -> component -> the dtype in which it is stored, as an op set's `rounds`
     products  form of an op -> how its operands are rounded: {"gdn.chunk": Product("tf32", block=64)}
+    once      components that the engine rounds only as they are stored; it may be absent
     """
 
     @property

@@ -69,13 +69,23 @@ class OwnInputs(Derived):
         if found is None or found.shape != truth.shape or not self.rounded_once(spot.place.component, found, sampled):
             return super()._measured(spot, found, truth, sampled, scale)
         result = measured(spot, before_rounding(found, truth), truth, sampled, stored=sampled.dtype, scale=scale)
-        return _clause(f"before it is stored in {str(found.dtype).removeprefix('torch.')}, ", result)
+        return before_storage(result, found.dtype, spot.place.component in self.oracle.runner.promised)
 
     def rounded_once(self, component: str, found: torch.Tensor, sampled: torch.Tensor) -> bool:
         """Whether the found tensor is rounded once, from the width of the yardsticks' sums."""
         width = sampled.dtype
         reads_wide = component != "core" or not narrower(self.oracle.rounds.get("state", width), width)
         return component in self.oracle.runner.once and reads_wide and narrower(found.dtype, width)
+
+
+def before_storage(result: Comparison, dtype: torch.dtype, promised: bool) -> Comparison:
+    """The comparison of a value before its one rounding to a dtype, with words for that.
+
+    promised: whether the subject declares that it rounds only once
+    """
+    stored = f"before it is stored in {str(dtype).removeprefix('torch.')}"
+    before = f"declares that it rounds only its result, yet errs {stored}: " if promised else f"{stored}, "
+    return _clause(before, result)
 
 
 def _said(result: Comparison) -> Comparison:

@@ -26,6 +26,7 @@ from instep_reference.contract.recurrences import GDN, RECURRENCES, Recurrence
 from instep_reference.weights import Weights
 
 from ..checks.error_measurement import Spot, granted_error, measured
+from ..checks.ops_on_own_inputs import before_storage
 from ..finding_problem import Problem
 from ..oracle.chunked_yardstick import CHUNKS
 from ..oracle.declared_product_rounding import Operands, in_chunks
@@ -34,7 +35,7 @@ from ..oracle.reordered_arithmetic import Reordered
 from ..oracle.storage_rounding import before_rounding, narrower
 from ..run.subject_errors import failure
 from ..setting import wide
-from ..subject.declared_rounding import of_width
+from ..subject.declared_rounding import of_width, rounded_once
 from ..subject.guarded_calls import SERVES, SubjectFailed, WrongType, calling
 from ..tier_allowances import log_prob_error
 from ..verdict import Comparison, Skipped, Tier, Verdict
@@ -231,13 +232,17 @@ class CaseRun:
             if not o.numel():
                 continue
             x, stored, place = found[mine], found.dtype, _at(self.case, name)
-            once = place.component in ROUNDED_ONCE and narrower(stored, sampled.dtype) and not self._narrow_state()
+            promised = rounded_once(self.ops.once)
+            reads_wide = place.component != "core" or not self._narrow_state()
+            once = place.component in ROUNDED_ONCE | promised and narrower(stored, sampled.dtype) and reads_wide
             if once:
                 stored = sampled.dtype
             else:
                 sampled = sampled.to(stored).to(sampled.dtype)
             result = measured(
                 self._spot(place, request), before_rounding(x, o) if once else x, o, sampled, stored=stored)
+            if once and place.component in promised:
+                result = before_storage(result, x.dtype, promised=True)
             self.observed.append(Observed(
                 result, x, o, granted_error(place, stored, o, sampled), sampled, once=once,
                 wrongs=lambda o=o: [("each row is that of the row before it", o.roll(1, 0))]))  # type: ignore[misc]
@@ -367,7 +372,7 @@ def _at(case: Case, name: str) -> Place:
     """The place of a result, from the op's name or the result's own name."""
     component = {**dict.fromkeys(RULES, "core"), **dict.fromkeys(ATTENDS, "attended"),
                  **dict.fromkeys(CONVS, "mixed"), "gated_group_norm": "gated", "add_skip": "skip", "squared_mlp": "mlp",
-                 "norm": "normed", "gated_norm": "gated", "output_gate": "opened", "moe": "mlp",
+                 "norm": "normed", "gated_norm": "gated", "output_gate": "opened", "mlp": "mlp", "moe": "mlp",
                  "lm_head": "logits", "pick": "pick"}.get(case.op, "hidden") if name == "result" else name
     return Place("trunk", 0, component)
 

@@ -45,11 +45,13 @@ class Oracle:
     def __init__(
         self, checkpoint: Checkpoint, rounds: Mapping[str, Storage], width: torch.dtype,
         products: Mapping[str, Product] = NONE, once: frozenset[str] = ROUNDED_ONCE,
+        promised: frozenset[str] = frozenset(),
     ) -> None:
         """The subject's declarations. rounds: component -> storage; width: dtype of its computation; products: form of
-        an op -> its products; once: components whose op rounds its result alone."""
+        an op -> its products; once, promised: as in `Runner`, which has the latter in both."""
         self._begin(checkpoint.config, rounds, Runner(
-            weights_of(checkpoint, torch.float64), weights_of(checkpoint, width), rounds, products, once))
+            weights_of(checkpoint, torch.float64), weights_of(checkpoint, width), rounds, products, once | promised,
+            promised))
 
     def _begin(self, config: ModelConfig, rounds: Mapping[str, Storage], runner: Runner) -> None:
         self.config, self.rounds, self.runner = config, rounds, runner

@@ -136,7 +136,7 @@ class Runner:
     """Runs a piece in fp64, and in the declared width: rounded at the declared points, summed in any order.
 
     rounds: component -> how it is stored; products: form of an op -> how it multiplies (`declared_product_rounding.py`)
-    once: components whose op rounds its result alone
+    once: components whose op rounds its result alone; promised: those of them by the subject's own declaration
     """
 
     truth: Weights
@@ -144,6 +144,7 @@ class Runner:
     rounds: Mapping[str, Storage]
     products: Mapping[str, Product] = field(default_factory=dict)
     once: frozenset[str] = ROUNDED_ONCE
+    promised: frozenset[str] = frozenset()
     generator: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:

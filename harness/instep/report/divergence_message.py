@@ -101,7 +101,7 @@ def declared(outcome: Outcome) -> str:
 
 def silent(outcome: Outcome) -> bool:
     """Whether the subject declares nothing at all. An op set always declares the dtype of every component."""
-    return not (outcome.declared.rounds or outcome.declared.products)
+    return not (outcome.declared.rounds or outcome.declared.products or outcome.declared.once)
 
 
 def where(found: Comparison, *, short: bool = False) -> str:

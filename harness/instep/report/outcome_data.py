@@ -216,7 +216,9 @@ def _history(history: History) -> Iterator[str]:
 
 
 def _declared(outcome: Outcome) -> dict[str, Any]:
-    """The declarations of the subject: components stored narrower than computed, and products by form."""
+    """The declarations of the subject: components stored narrower than computed, products by form, and
+    components that are rounded once.
+    """
     stored, products = outcome.declared.narrow(outcome.plan.setting.width), outcome.declared.products
     return {
         "stored": {name: str(dtype).removeprefix("torch.") for name, dtype in stored.items()},
@@ -225,7 +227,7 @@ def _declared(outcome: Outcome) -> dict[str, Any]:
             | ({"results": True} if one.results else {}) | ({"sums": one.sums} if one.sums != "fp32" else {})
             for form, one in products.items()
         },
-    }
+    } | ({"once": sorted(outcome.declared.once)} if outcome.declared.once else {})
 
 
 def listed_findings(findings: Sequence[Comparison]) -> list[Comparison]:

@@ -361,7 +361,7 @@ def oracle_for(
     setting = plan.setting
     oracle = PatchedOracle(
         plan.in_use, declared.rounds, setting.width, declared.products,
-        once_in(_op_set(setting), setting.device, declared.products))
+        once_in(_op_set(setting), setting.device, declared.products), declared.once)
     oracle.patches = frozenset(variant.patch)
     return oracle
 

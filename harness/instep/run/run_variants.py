@@ -18,6 +18,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import AFTER_LAYERS, COMPONENTS, STAGE_LEVEL, STAGES, Place
 
 from ..adapters import find
+from ..subject.declared_rounding import rounded_once
 
 MEMORY = (*BLOCKS, "keys", "values")  # replaced after the event
 BEHIND = ("final", "logits", "pick")  # components after the last layer
@@ -73,7 +74,7 @@ def swapped(ops: Ops, swap: Mapping[str, str]) -> Ops:
 
     The products of these ops, and whether all ops serve trees, come from the other sets.
     """
-    others, products, trees = dict[str, Any](), dict(ops.products), ops.trees
+    others, products, trees, once = dict[str, Any](), dict(ops.products), ops.trees, rounded_once(ops.once)
     for name, source in swap.items():
         if name not in (*OPS, *ops.own):
             raise BadInput("--swap", found=name, expected=f"one of the ops {', '.join((*OPS, *ops.own))}")
@@ -91,10 +92,11 @@ def swapped(ops: Ops, swap: Mapping[str, str]) -> Ops:
         others[name], form_of = own[name] if name in own else getattr(found, name), name.removeprefix("fused_")
         for whole in wholes(name):
             others.setdefault(whole, None)
+        once = once if source == "plain" else once & rounded_once(found.once)  # plain rounds nothing on the way
         trees = trees and (found.trees or name not in ALONG_TREES)
         products = {form: product for form, product in products.items() if form.partition(".")[0] != form_of}
         products |= {form: product for form, product in found.products.items() if form.partition(".")[0] == form_of}
-    return replace(with_ops(ops, others), products=products, trees=trees)
+    return replace(with_ops(ops, others), products=products, trees=trees, once=once)
 
 
 def _labels(ops: Ops) -> bool:

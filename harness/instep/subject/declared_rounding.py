@@ -1,7 +1,7 @@
 """Declarations of a subject about its rounding: storage per component, and products per form of an op.
 
-An op set declares them in its fields `rounds` and `products`, an engine of the user in attributes of its maker with the
-same names (`adapters.Declares`). Leaves out: how yardsticks use them (`oracle/declared_product_rounding.py`,
+An op set declares them in its fields `rounds`, `products` and `once`, an engine of the user in attributes of its maker
+with the same names (`adapters.Declares`). Leaves out: how yardsticks use them (`oracle/declared_product_rounding.py`,
 `oracle/recomputation.py`).
 """
 
@@ -28,15 +28,19 @@ from instep_reference.contract.place_names import COMPONENTS
 from ..oracle.storage_rounding import ENTRY, narrower
 from .guarded_calls import calling
 
+EVERY = "*"  # in `once`, and in `rounds` of an engine with verbs: every component that is not named
 MADE = {CHUNK: "states of prefixes that end with a chunk", KEPT: "states of prefixes"}
 
 
 @dataclass(frozen=True)
 class Declared:
-    """rounds: component -> storage; others have full width. products: form of an op -> operand format; others fp32."""
+    """rounds: component -> storage; others have full width. products: form of an op -> operand format; others fp32.
+    once: components whose op rounds its result alone.
+    """
 
     rounds: Mapping[str, Storage]
     products: Mapping[str, Product]
+    once: frozenset[str] = frozenset()
 
     def narrow(self, width: torch.dtype) -> dict[str, Storage]:
         """The components that are stored narrower than `width`, the dtype of the computation."""
@@ -56,6 +60,8 @@ class Declared:
         parts += [f"keeps tokens of windows as two parts in {_name(self.rounds[name])}"
                   for name in (RING,) if name in self.rounds]
         parts += [f"multiplies {form} as {product}" for form, product in self.products.items()]
+        once = "everything" if len(self.once) == len(COMPONENTS) else ", ".join(sorted(self.once))
+        parts += [f"rounds {once} only when it is stored"] * bool(self.once)
         return "; ".join(parts)
 
 
@@ -80,19 +86,30 @@ def declared(
         labels = "state" in stored and not stored["state"].is_floating_point  # which are moved as they are
         stored = stored if labels else {**stored, **apart}
         said = checked(dict(products))  # type: ignore[call-overload]
-        return Declared(_components(dict(stored)), of_width(said, activation))
+        once = rounded_once(getattr(subject, "once", ()))
+        return Declared(_components(dict(stored)), of_width(said, activation), once)
     except InstepError:
         raise
     except Exception as error:  # the declaration is the user's code
         raise BadInput(
             "what is declared", found=f"{type(error).__name__}: {error}", expected="`rounds` (activation dtype, state "
-            "dtype -> a dtype per component) and `products` (a Product per form of an op); see docs/declare.md",
+            "dtype -> a dtype per component), `products` (a Product per form of an op) and `once` (components); see "
+            "docs/declare.md",
         ) from None
 
 
 def of_width(products: Mapping[str, Product], activation: torch.dtype) -> dict[str, Product]:
     """The declared products for activations of this width."""
     return {form: one for form, one in products.items() if not (one.narrow and activation.itemsize > 2)}
+
+
+def rounded_once(said: object) -> frozenset[str]:
+    """The components that a subject declares in `once`, by name or all of them."""
+    names = (said,) if isinstance(said, str) else tuple(said)  # type: ignore[arg-type]
+    if unknown := [name for name in names if name not in (EVERY, *COMPONENTS)]:
+        expected = f"components: {', '.join(COMPONENTS)}; or \"{EVERY}\" for all of them"
+        raise BadInput("once", found=", ".join(map(repr, unknown)), expected=expected)
+    return frozenset(COMPONENTS if EVERY in names else names)
 
 
 def _components(rounds: dict[str, Storage]) -> dict[str, Storage]:

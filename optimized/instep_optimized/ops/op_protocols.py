@@ -14,7 +14,7 @@ C = 2HK + HV*V conv channels, W conv width, M rows that need logits. `to` names 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, Protocol
@@ -472,8 +472,7 @@ class Ops:
     add_norm, conv_inputs, draft_inputs, gated_attend, head_pick, kv_inputs, linears, moves, prefill_gdn, verify_gdn,
     window_gdn, fused_gdn: its fusions (`fused.FUSIONS`). Replacing a part means dropping them
     kda, mamba2, lightning: the other rows of RECURRENCES, if it serves them (`recurrence`); the fusions are of `gdn`
-    short_conv, multiply: of layers with a gated short convolution, if it serves them: `conv` without silu, and x * y
-    lightning_inputs, scaled_add: the ops of MiniMax in addition to `lightning`, if it serves them
+    short_conv, multiply: ops for LFM2 alone, `conv` without silu and x * y; lightning_inputs, scaled_add: for MiniMax
     biased_conv, selective_inputs, add_skip, gated_group_norm, squared_mlp: ops for Nemotron-H alone, if it serves them
     embed_streams, read_streams, add_streams: of models with residual streams; ngrams, gate_streams, norm_streams,
     dilated_conv: of their embeddings of n-grams, if it serves them
@@ -481,11 +480,11 @@ class Ops:
     chances        its ops support stochastic rounding of what they store (`Blocked.seed`)
     split          its windows serve rings of updates in two parts (`SplitUpdates`)
     packed         its kernels take no strides: pools have neither red zones nor padding
+    once           components that it computes in at least fp32 and rounds only once, as stored; ("*",): all of them
     row_invariant  the ops of `BY_ROW` for which the bits of a row depend on no other row. With all of them a request
                    gets the same bits in a batch as alone. `conv`, and `gdn` in windows, promise it by their contract
-    bounds_beta    its `gdn_inputs` supports a beta of more than 1 (`MakeGdnInputs`); no fusion does
     sigmoid, clamps  its `moe` supports a sigmoid router (`ExpertWeights.router_bias`); a clamped SwiGLU (`limit`)
-    bounds_decay   its `gdn_inputs` supports a safe gate (`MakeGdnInputs`); no fusion does
+    bounds_beta, bounds_decay  its `gdn_inputs` supports a beta above 1; a safe gate (`MakeGdnInputs`). No fusion does
     trees          the ops of `ALONG_TREES` that support windows that are trees (`Part.parents`, `Pages.ancestors`)
     scratch        (model, bytes of an activation, requests, positions of each, page size, most nodes of a window) ->
                    bytes that its ops take in addition to pools and results, while they run
@@ -532,6 +531,7 @@ class Ops:
     keeps: Keeps
     captures: bool = False
     products: Mapping[str, Product] = field(default_factory=dict, hash=False)
+    once: Collection[str] = field(default=(), hash=False)
     row_invariant: frozenset[str] = frozenset()
     add_norm: MakeAddNorm | None = None
     conv_inputs: ConvInputs | None = None

@@ -31,8 +31,8 @@ Wrapper = Callable[[str, Op], Op]
 
 # Fields of an op set that describe it. They are not ops, so they are not wrapped.
 DESCRIPTIONS = {
-    "name", "types", "rounds", "keeps", "captures", "products", "row_invariant", "tiled", "chances", "split", "packed",
-    "trees", "bounds_beta", "bounds_decay", "sigmoid", "clamps", "keepers", "own", "scratch",
+    "name", "types", "rounds", "keeps", "captures", "products", "once", "row_invariant", "tiled", "chances", "split",
+    "packed", "trees", "bounds_beta", "bounds_decay", "sigmoid", "clamps", "keepers", "own", "scratch",
 }
 OPS = tuple(field.name for field in fields(Ops) if field.name not in DESCRIPTIONS)
 

@@ -411,7 +411,32 @@ class Narrow(Reordered):
     see = staticmethod(rounding(rounds))
 
 
-reordered, narrow = made(Reordered), made(Narrow)
+class RoundsOnce(Narrow, Watching):
+    """It declares that it rounds nothing but results, and shows all of them as they are stored."""
+
+    declares = {"rounds": Narrow.rounds, "once": ("*",)}  # noqa: RUF012
+
+    def watch(self, see: Any) -> None:
+        def shown(place: Any, x: torch.Tensor) -> torch.Tensor:
+            stored = self.on_the_way(tuple(place), x).to(self.rounds.get(place.component, x.dtype))
+            see(tuple(place), stored)
+            return stored.to(x.dtype)
+
+        self.see = shown
+
+    def on_the_way(self, place: tuple[str, int, str], x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class RoundsTwice(RoundsOnce):
+    """It rounds the norm of one layer to fp16 first, which moves a bf16 number only next to a tie."""
+
+    def on_the_way(self, place: tuple[str, int, str], x: torch.Tensor) -> torch.Tensor:
+        return x.half() if place == ("trunk", 1, "normed") else x
+
+
+reordered, narrow, rounds_once, rounds_twice = made(Reordered), made(Narrow), made(RoundsOnce), made(RoundsTwice)
+misnames_once = _with(declares={"once": ("norm",)})
 
 
 def _scaled(found: Any, factor: float) -> Any:

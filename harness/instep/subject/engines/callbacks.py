@@ -19,8 +19,9 @@ from instep_reference.short_conv import ConvMemory
 from instep_reference.trunk import empty_memory
 
 from ...watch.visible_places import FEEDS
+from ..declared_rounding import EVERY
 from ..guarded_calls import WrongType, calling, must, must_hold
-from .verbs import EVERY, PAIRS, Tokens, declaration, product_of
+from .verbs import PAIRS, Tokens, declaration, product_of
 
 T = TypeVar("T")
 Layers = dict[int, torch.Tensor]
@@ -48,6 +49,7 @@ class Asked:
         said = declaration(made, make)
         self.rounds = rounds_of(said.get("rounds", {}))
         self.products = {form: product_of(one) for form, one in dict(said.get("products", {})).items()}
+        self.once = said.get("once", ())
         self.exact = bool(said.get("order", False))
         self.only = None if "shows" not in said else frozenset(said["shows"])
         self._shows: dict[str, bool] = {} if self.only is None else {key: key in self.only for key in GIVEN}

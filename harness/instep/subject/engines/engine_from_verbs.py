@@ -83,7 +83,7 @@ class DerivedEngine:
         if capacity.track_interval is not None:
             raise Unsupported("tracked prefixes: an engine that is led by verbs has none for them")
         self.asked, self.config, self.capacity = asked, checkpoint.config, capacity
-        self.rounds, self.products = asked.rounds, asked.products
+        self.rounds, self.products, self.once = asked.rounds, asked.products, asked.once
         self.controller, self.num_steps = reference_controller(controlled, num_steps, adaptive, lag), num_steps
         self.requests: dict[str, Standing] = {}
         self.saved: dict[str, Standing] = {}

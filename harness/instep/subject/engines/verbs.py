@@ -30,8 +30,7 @@ MUST = ("step", "keep", "drop")
 PAIRS = (("save", "load"), ("preempt", "resume"))
 MEMORY = ("slots", "pages", "regions", "may_change")
 MAY = ("state", "kv", "layers", "draft", "watch", *MEMORY, *(verb for pair in PAIRS for verb in pair))
-DECLARES = ("rounds", "products", "shows", "order")
-EVERY = "*"  # as a component of `rounds`: every component that is not named
+DECLARES = ("rounds", "products", "once", "shows", "order")
 
 
 class Tokens(NamedTuple):
