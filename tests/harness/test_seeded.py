@@ -38,3 +38,8 @@ def test_constants_of_an_imported_module_change_no_draw(tmp_path: Path, monkeypa
 def test_a_draw_that_never_succeeds_ends() -> None:
     with pytest.raises(InstepError, match=r"draws from .* gave up"):
         Seeded("x").draw(st.integers(0, 9).filter(lambda number: number > 9))
+
+
+@pytest.mark.parametrize("strategy", [st.lists(st.integers(), max_size=0), st.builds(list)], ids=["list", "builds"])
+def test_a_strategy_that_builds_a_value_draws_it_outside_hypothesis(strategy: st.SearchStrategy[list[int]]) -> None:
+    assert Seeded("x").draw(strategy) == []

@@ -7,6 +7,7 @@ from random import Random
 from typing import TypeVar
 
 from hypothesis import strategies as st
+from hypothesis.control import BuildContext
 from hypothesis.errors import StopTest
 from hypothesis.internal.conjecture.data import ConjectureData
 from hypothesis.strategies import SearchStrategy
@@ -37,8 +38,10 @@ class Seeded:
     def draw(self, strategy: SearchStrategy[T]) -> T:
         with by_seed_alone():
             for _ in range(TRIES):
+                data = ConjectureData(random=self._random)
                 try:
-                    return ConjectureData(random=self._random).draw(strategy)
+                    with BuildContext(data, wrapped_test=Seeded.draw):  # without one, a list of no element is an error
+                        return data.draw(strategy)
                 except StopTest:  # a draw that the strategy itself gave up, such as a list without room for one more
                     continue
         raise InstepError(f"{TRIES} draws from {strategy} gave up; expected a value: its conditions hold too rarely")
