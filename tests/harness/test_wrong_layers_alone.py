@@ -233,6 +233,45 @@ def test_matrices_of_a_layer_are_confused_where_their_shapes_agree(monkeypatch: 
         assert not [*constants._log_decay(case)], "the decays of no layer are fixed"
 
 
+def test_segments_of_the_conv_are_read_at_another_place() -> None:
+    """Two heads: q and k with 2 channels each, and v with 3."""
+    mixed, config = torch.arange(14.0).expand(2, -1), SimpleNamespace(segments=[(2, 2), (2, 2), (2, 3)])
+    config.recurrence = SimpleNamespace(conv=("q", "k", "v"))
+    case: Any = SimpleNamespace(component="k", own={"mixed": mixed}.get, weights=SimpleNamespace(config=config),
+                                made=lambda says, own: [(says, own["mixed"][0, 4:8].tolist())])  # fmt: skip
+    says = "is read {} in the conv's channels"
+    assert dict(constants._segment(case)) == {says.format(how): [begin + n for n in range(4)] for how, begin in (
+        ("at the segment of q", 0), ("at the segment of v", 8), ("one channel too early", 3),
+        ("one channel too late", 5), ("one head too early", 2), ("one head too late", 6))}  # fmt: skip
+    for component, own, names in (("core", {"mixed": mixed}, ("q", "k", "v")), ("k", {}, ("q", "k", "v")),
+                                  ("k", {"mixed": mixed}, ("k",))):  # fmt: skip
+        case.component, case.own, config.recurrence.conv = component, own.get, names
+        assert not [*constants._segment(case)]
+
+
+@pytest.mark.parametrize(("component", "mine", "other"), [("residual", (2, 3), (7, 11)), ("hidden", (7, 11), (2, 3))])
+def test_normed_rows_are_scaled_by_other_factors(component: str, mine: Any, other: Any) -> None:
+    """The residual of a mixer with the factors 2 and 3, and that of an MLP with 7 and 11; a dense MLP has none."""
+    normed, post, bare, added = drawn(2, 2), drawn(2, 2) + 1, drawn(2, 2) + 2, drawn(2, 2) + 3
+    factors = {"gdn": (2, 3), "moe": (7, 11)}
+    config = SimpleNamespace(layers=[("gdn", "moe")], mixers=["gdn"], factors=factors.get)
+    case: Any = SimpleNamespace(component=component, finding=SimpleNamespace(place=Place("trunk", 0, component)),
+                                own={"normed": normed, "post_normed": post, "residual": bare}.get,
+                                weights=SimpleNamespace(config=config))  # fmt: skip
+    x, (alpha, beta), (a, b) = normed if component == "residual" else post, mine, other
+    due = {"lacks alpha": x + beta * added, "lacks beta": alpha * x + added, "lacks both factors": x + added,
+           "has alpha for beta, and beta for alpha": beta * x + alpha * added,
+           "has the factors of another block": a * x + b * added}  # fmt: skip
+    if component == "hidden":
+        due["continues from the rows before their norm"] = alpha * bare + beta * added
+    found = named_tensors(constants._with_factors(case, added))
+    assert found.keys() == due.keys() and all(torch.allclose(found[says], due[says]) for says in due)
+    factors["gdn" if component == "residual" else "moe"] = None  # type: ignore[assignment]
+    assert not [*constants._with_factors(case, added)]
+    case.own = {}.get
+    assert not [*constants._with_factors(case, added)]
+
+
 # -- residual streams and n-grams ------------------------------------------------------------------------
 
 # 2 and 3 tokens, a head each; two taps, streams and channels. Token 0 ends a text.
@@ -276,6 +315,36 @@ def test_embeddings_of_wrong_n_grams_are_those_of_their_tokens() -> None:
         assert found[says + "without the tokens before this step"] == embedded(
             (3, 0, 0), (0, 3, 0), (4, 0, 0), (5, 4, 0)
         )
+
+
+def test_n_grams_continue_from_the_tokens_before_their_step() -> None:
+    """Tokens 4 and 3 after 5 and 2, or after 2 alone; two heads for each length, and token 9 ends a text."""
+    shape = PleShape(ngram=3, taps=2, streams=2, heads=2, vocab=10, least=5, eos=9)
+    weights: Any = SimpleNamespace(table=torch.arange(float(sum(shape.sizes)))[:, None])
+    case, by = of_streams(), ple.multipliers(shape)
+
+    def embedded(*grams: tuple[int, int, int]) -> list[list[float]]:
+        rows = []
+        for gram in grams:
+            a, b, c = (one * factor for one, factor in zip(gram, by, strict=True))
+            starts = [sum(shape.sizes[:head]) for head in range(4)]
+            rows.append([start + (a ^ b ^ c * (head > 1)) % size
+                         for head, (start, size) in enumerate(zip(starts, shape.sizes, strict=True))])  # fmt: skip
+        return rows
+
+    for kept, first, second in (([6, 3], (4, 2, 5), (3, 4, 2)), ([0, 3], (4, 2, 9), (3, 4, 2))):
+        memory = ple.PleMemory(torch.zeros(1), torch.zeros(1), torch.tensor(kept), torch.zeros(1))
+        work: Any = SimpleNamespace(start=2, memory=memory, parents=None, tokens=(4, 3))
+        found = {says: wrong.tolist() for says, wrong in named_tensors(
+            residual_streams._ngrams(case, shape, weights, work)).items()}  # fmt: skip
+        says = "is that of n-grams "
+        assert found[says + "that reach beyond the end of a text"] == embedded(first, second)
+        assert found[says + "read backwards"] == embedded(first[::-1], second[::-1])
+        assert found[says + "without the tokens before this step"] == embedded((4, 9, 9), (3, 4, 9))
+        assert found[says + "with token 0 before the first one"] == embedded((*first[:2], first[2] % 9), second)
+        work.start = 0
+        (begun, *_) = named_tensors(residual_streams._ngrams(case, shape, weights, work)).values()
+        assert begun.tolist() == embedded((4, 9, 9), (3, 4, 9))
 
 
 def test_gates_of_embeddings_are_those_of_their_streams() -> None:

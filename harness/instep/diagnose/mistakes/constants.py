@@ -388,8 +388,8 @@ def _with_factors(case: Case, added: torch.Tensor) -> Iterator[Explanation]:
         yield Explanation(says, wrong)
     if bare is not None:
         yield Explanation("continues from the rows before their norm", alpha * bare + beta * added)
-    others = {factors for block in {*config.mixers, last} if (factors := config.factors(block)) is not None}
-    for a, b in sorted(others - {factors}):
+    others = {its for block in (*config.mixers, last) if (its := config.factors(block)) not in (None, factors)}
+    for a, b in sorted(filter(None, others)):
         yield Explanation("has the factors of another block", a * x + b * added)
 
 
