@@ -454,7 +454,8 @@ def test_an_entry_that_is_rightly_there_is_no_stray_write(owner: str | None, say
     place = Place("trunk", 3, "keys")
     region = SimpleNamespace(name="keys", by="page", units=units, layer=3,
                              means=SimpleNamespace(component="keys", draft=False))  # fmt: skip
-    others = [SimpleNamespace(**{**vars(region), **other}) for other in ({"by": "slot"}, {"layer": 2}, {"means": None})]
+    others = [SimpleNamespace(**{**vars(region), "units": units * 0, **other})
+              for other in ({"by": "slot"}, {"layer": 2}, {"means": None})]  # fmt: skip
     context = SimpleNamespace(regions=[*others, region], expected=SimpleNamespace(
         pages_after={"a": (1,), **({owner: (2,)} if owner else {})}))  # fmt: skip
     case = SimpleNamespace(finding=SimpleNamespace(place=place, request="a"), granted=None, right=right,

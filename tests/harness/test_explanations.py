@@ -116,6 +116,7 @@ def test_moved_rows_are_one_rule_or_the_first_few() -> None:
     assert wrong_rows._sentence("head", [(1, 0, ""), (2, 1, "")], 3) == "each head is that of the head before it"
     both = "row 0 is that of row 1, row 1 is that of row 0"
     assert wrong_rows._sentence("row", [(0, 1, ""), (1, 0, "")], 2) == both
+    assert wrong_rows._sentence("row", [(0, 4, ""), (1, 4, "")], 9) == "rows 0, 1 are all that of row 4"
     theirs = [(row, row, ' of request "b"') for row in range(2)]
     assert wrong_rows._sentence("row", theirs, 4) == 'each row is that of request "b"'
     assert wrong_rows._sentence("row", [(1, 0, ""), (2, 1, " of b")], 3).endswith("row 2 is that of row 1 of b")

@@ -5,7 +5,7 @@ Also formulas of explanations that need no run. Leaves out: explanations of othe
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +18,7 @@ from instep.checks.wrong_state_bank import BANK
 from instep.diagnose.mistakes import CATALOGUE as EVERY
 from instep.diagnose.mistakes import (
     constants,
+    experts,
     explanation_fit,
     misplaced_entries,
     norms,
@@ -256,6 +257,50 @@ def test_entries_that_are_in_their_place_are_only_shown_wrongly(monkeypatch: pyt
         assert [one.sentence for one in misplaced_entries.elsewhere(case)] == [says]
 
 
+def test_experts_are_ranked_in_groups_by_their_scores_and_biases() -> None:
+    """Two groups of three experts, of which a row takes two of one group; all biases are far below zero."""
+    router, x = (torch.randn(n, 2, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (6, 3))
+    bias = torch.tensor([-3.0, -9, -4, -3.2, -3.4, -8], dtype=torch.float64)
+    fields = {"expert_groups": 2, "groups_per_token": 1, "experts": 6, "norm_topk": True, "routed_scale": 2.0}
+    config: Any = make_dataclass("Config", fields)(**fields)
+    scores = x @ router.T
+    of: Any = SimpleNamespace(config=config, top=2, x=x, scores=scores, mlp=SimpleNamespace(router=router))
+    of.weighed = lambda share, ranking: torch.zeros_like(scores).scatter(-1, ranking[:, :2], share)
+    found, opened = dict(experts._by_sigmoid(of, bias)), 1 / (1 + (-scores).exp())
+
+    def weights(chances: torch.Tensor, ranks: Any, pick: Any, scale: float = 2.0) -> torch.Tensor:
+        """pick: the ranks of a group's experts -> the rank of the group"""
+        out = torch.zeros_like(scores)
+        for row in range(3):
+            groups = [[n for n in range(6) if n // 3 == group] for group in range(2)] if pick else [[*range(6)]]
+            best = max(groups, key=lambda group: pick([*map(float, ranks[row, group])], group, row) if pick else 0)
+            two = sorted(best, key=lambda n: -float(ranks[row, n]))[:2]
+            out[row, two] = scale * chances[row, two] / chances[row, two].sum()
+        return out
+
+    def usual(ranks: list[float], *more: Any) -> float:
+        return sum(sorted(ranks)[-2:])
+
+    both, soft = opened + bias, scores.softmax(-1)
+    due = {
+        "experts are chosen without the router's bias": weights(opened, opened, usual),
+        "the routing weights contain the router's bias": weights(both, both, usual),
+        "the router uses a softmax, not a sigmoid": weights(soft, soft + bias, usual),
+        "the routing weights lack the scale of the configuration": weights(opened, both, usual, 1.0),
+        "the routing weights have the scale of the configuration twice": weights(opened, both, usual, 4.0),
+        "a group is ranked by its best expert alone": weights(opened, both, lambda ranks, *_: max(ranks)),
+        "a group is ranked by all of its experts": weights(opened, both, lambda ranks, *_: sum(ranks)),
+        "a group is ranked without the router's bias": weights(
+            opened, both, lambda ranks, group, row: usual([*map(float, opened[row, group])])
+        ),
+        "experts of all groups are chosen": weights(opened, both, None),
+    }
+    last = found.pop("experts of other groups rank as 0")  # above all others, as their ranks are below zero
+    assert found.keys() == due.keys() and all(torch.allclose(found[says], due[says]) for says in due)
+    outside = (weights(opened, both, usual) == 0).view(3, 2, 3).all(-1, keepdim=True).expand(3, 2, 3).reshape(3, 6)
+    assert torch.equal((last > 0).any(-1), torch.ones(3, dtype=torch.bool)) and not last[~outside].any()
+
+
 def test_a_norm_over_other_columns_is_named() -> None:
     """2 rows of 2 heads with 2 channels: the mean squares of the heads of the second row are 1 and 9."""
     x = torch.tensor([[[1.0, 1.0], [1.0, 1.0]], [[1.0, 1.0], [3.0, 3.0]]], dtype=torch.float64)
@@ -397,6 +442,7 @@ def test_nan_with_the_bits_of_the_poison_is_from_memory_that_nothing_wrote(monke
         ("state", poison.expand(2), poison, says),
         ("state", -poison.expand(2), -poison, "leaves NaN, although all that is due to its op is finite"),
         ("normed", ones, poison, f"{says}, in row 1"), ("normed", ones, -poison, ""),
+        ("normed", ones, torch.stack((poison, -poison)), ""),
     ):
         case: Any = SimpleNamespace(
             found=torch.stack((first, found.expand(2))), right=torch.ones(2, 2), component=component,

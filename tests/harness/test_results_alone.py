@@ -55,15 +55,9 @@ from instep_reference.contract.engine import Row as BatchRow
 from instep_reference.contract.place_names import Place
 from instep_reference.contract.sampling import Sampling
 from instep_reference.sampling import Drawing
+from support.inputs.check_contexts import of_facts as context
 
 KEYS, STATE = Place("trunk", 0, "keys"), Place("trunk", 0, "state")
-
-
-def context(**given: Any) -> Any:
-    """An event context of these facts. No request has a slot, unless they say so."""
-    nobody = SimpleNamespace(slots_after={}, slots_before={})
-    log = SimpleNamespace(poison=None)
-    return SimpleNamespace(**{"index": 4, "kind": "forward", "log": log, "expected": nobody, **given})
 
 
 def state(**tensors: torch.Tensor) -> Any:

@@ -105,6 +105,31 @@ def test_wrong_rule_explains_the_first_wrong_wish(dialect: str, rule: Rule) -> N
     pytest.fail("no history shows it")
 
 
+@pytest.mark.parametrize("name", ["late", "idle"])
+def test_batches_may_be_counted_late_or_too_often(name: str) -> None:
+    """A controller that counts each batch one round late, or also the rounds without a batch."""
+    rule, shown = next(rule for rule in RULES if getattr(rule, name)), 0
+    for seed in range(12):
+        wrong, waiting, past = FLAT.controller(), list[tuple[int, tuple[int, ...]]](), history(FLAT, seed)
+        for end, event in enumerate(past, 1):
+            if event.in_force is not None:
+                wrong.set_num_steps(event.in_force)
+            if event.counts is not None:
+                waiting.append((len(event.counts), event.counts))
+            elif event.decode_rows is not None and not wrong.in_force:
+                waiting.append((event.decode_rows, ()))
+            elif event.idle and name == "idle":
+                waiting.append((1, ()))
+            while len(waiting) > (name == "late"):
+                wrong.update(*waiting.pop(0))  # type: ignore[attr-defined]
+            wish = wrong.next_num_steps(*event.coming)
+            assert wishes(FLAT, rule, past[:end], wish)
+            if wish != event.wish:
+                shown += 1
+                break
+    assert shown > 3, "histories show the mistake"
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_mistake_of_another_dialect_is_never_named(dialect: str) -> None:
     past = history(DIALECTS[dialect], 0)

@@ -14,10 +14,11 @@ import torch
 from instep.checks import known_wrong_states, recomputed_values, wrong_state_bank
 from instep.checks.known_wrong_states import Directed, Looked, look, scene_of
 from instep.checks.wrong_ring_states import _with_their_decays, wrong_parts
-from instep.checks.wrong_state_inputs import Scene, Wrong, add, step
+from instep.checks.wrong_state_inputs import EVERY_COUNT_UP_TO, Scene, Wrong, add, step
 from instep.checks.wrong_states_of_full_rings import unstored_updates
 from instep.diagnose.mistakes import delta_rule_on_own_inputs, delta_rule_variants, wrong_states
 from instep.diagnose.mistakes.delta_rule_with_hooks import Call
+from instep.finding_problem import Explained, NamedMistake
 from instep.oracle.miscounted_states import lacking_oldest
 from instep.oracle.single_layer_run import LayerWork
 from instep.oracle.states_with_folded_tokens import Run
@@ -54,6 +55,14 @@ def same(found: Iterable[torch.Tensor], right: Iterable[torch.Tensor]) -> bool:
 
 
 # -- the bank --------------------------------------------------------------------------------------------
+
+
+def test_updates_of_accepted_tokens_alone_are_kept_up_to_a_number_of_tokens() -> None:
+    for window, verb, kept in ((1, "accepted", True), (EVERY_COUNT_UP_TO, "accepted", True), (1, "given", False),
+                               (EVERY_COUNT_UP_TO + 1, "accepted", False)):  # fmt: skip
+        of = scene(1, window, verb=verb)
+        assert of.kept is kept and len(of.carried(of.base)) == 1 + kept
+        assert len([*of.counts()]) == (window if window <= EVERY_COUNT_UP_TO else 3)
 
 
 def test_the_last_token_has_the_gates_of_the_token_before_it() -> None:
@@ -141,6 +150,25 @@ def test_a_state_half_way_to_a_wrong_one_is_at_the_limit(monkeypatch: pytest.Mon
         found = look(of.right * share, of, draws)
         assert (found.problem is None) is agrees
         assert found.worst == worst or not agrees
+
+
+def test_the_nearest_wrong_state_is_named_if_it_is_near_and_all_numbers_are_finite() -> None:
+    """Two blocks of two numbers. The wrong states have the lengths 5 and 50; two of them have equal bits."""
+    towards = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]] * 2 + [[[30.0, 0.0], [0.0, 40.0]]], dtype=torch.float64)
+    wrong: Any = [value(known=NamedMistake(name, name).known()) for name in ("one", "same", "far")]
+    far, reach, equal = known_wrong_states.UNIDENTIFIED, known_wrong_states.NEAR, ("one", "same")
+    for factor, more, names in ((1.0, 0.0, equal), (1 + reach * 0.99, 0.0, equal), (9.0, 0.0, ("far",)),
+                                (1 + reach * 1.01, 0.0, None), (1.0, torch.nan, ())):  # fmt: skip
+        error = towards[0] * factor
+        error[1, 0] += more
+        problem, projection, distance = known_wrong_states._nearest(error, towards, wrong, "")
+        if not names:
+            assert problem.code == (far if names is None else "not_finite") and (projection, distance) == (None, 1.0)
+            continue
+        assert isinstance(problem.mistake, Explained) and problem.mistake.names == names
+        length = 5 if "one" in names else 50
+        assert projection == pytest.approx(factor * 5 / length)
+        assert distance == pytest.approx(abs(factor * 5 - length) / length)
 
 
 def test_random_bits_of_other_tokens_and_layers_are_tried() -> None:

@@ -45,7 +45,7 @@ def apart(row: Row, rounded: torch.Tensor) -> float:
     first = row.children
     others = torch.ones(len(row.logits), dtype=torch.bool)
     others[first] = False
-    order = torch.tensor([*first, *others.nonzero()[:, 0].tolist()])
+    order = torch.tensor([*first, *others.nonzero().flatten().tolist()])
     both = torch.stack([row.logits, rounded.to(row.logits)])
     until = probabilities(both, row.drawing.sampling)[:, order].cumsum(-1)
     since = until.roll(1, -1)

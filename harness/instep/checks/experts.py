@@ -77,7 +77,7 @@ class Experts:
         row, said = choices.row, ""
         if bool(differs.any()):
             self.parted.add(piece.request)
-            other, right = (sorted(chosen[row].nonzero()[:, 0].tolist()) for chosen in (own, route.chosen()))
+            other, right = (sorted(chosen[row].nonzero().flatten().tolist()) for chosen in (own, route.chosen()))
             said = f"row {row} goes to the experts {other}, the truth's to {right} by a margin of {margin[row]:.3g}"
         yield compared(self, context, piece.place("mlp"), len(differs), choices.worst, Problem.of(said), allowed=1.0,
                        request=piece.request, blocks=len(differs), undecided=choices.ties)  # fmt: skip

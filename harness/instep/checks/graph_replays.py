@@ -152,12 +152,14 @@ def _of_stage(
     wanted: Due | None, replays: Sequence[GraphReplay], parts: Sequence[tuple[str, ...]]
 ) -> Iterator[list[str]]:
     """Compare the replays of one pipeline stage: one for each micro-batch, in order."""
-    if wanted is None or len(replays) != len(parts):
-        count = 0 if wanted is None else len(parts)
-        yield [f"{len(replays)} graphs were replayed; {count} micro-batches need one each"] * (len(replays) != count)
-        return
-    for replay, part in zip(replays, parts, strict=True):
-        yield [*_which(replace(wanted, rows=len(part)), (replay,))]
+    due = () if wanted is None else parts
+    if len(replays) != len(due):
+        yield [f"{len(replays)} graphs were replayed; {len(due)} micro-batches need one each"]
+    elif wanted is None:
+        yield []
+    else:
+        for replay, part in zip(replays, parts, strict=True):
+            yield [*_which(replace(wanted, rows=len(part)), (replay,))]
 
 
 def _inputs(replay: GraphReplay) -> Iterator[str]:

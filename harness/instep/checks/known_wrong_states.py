@@ -295,7 +295,7 @@ def _nearest(
     Shapes:  error [blocks, elements]   towards [hypotheses, blocks, elements]
     """
     distance = torch.linalg.vector_norm((error - towards).flatten(1), dim=1)
-    if not torch.isfinite(distance).all():
+    if not error.isfinite().all():
         mistake = Explained("hypothesis", f"holds a number that is not finite{where}")
         return Problem("not_finite", mistake=mistake), None, 1.0
     nearest = int(distance.argmin())

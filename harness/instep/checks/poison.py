@@ -69,7 +69,7 @@ class Poison(TellsOnce):
         busy: Collection[int] = (),
     ) -> Comparison:
         some = bool(wrong.any())
-        units = [unit for unit in wrong.any(1).nonzero()[:, 0].tolist() if unit not in busy] if some else []
+        units = [unit for unit in wrong.any(1).nonzero().flatten().tolist() if unit not in busy] if some else []
         region = looked.region
         first = units[0] if units else None
         place, _, slot = stands(region, first)

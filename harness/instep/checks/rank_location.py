@@ -14,7 +14,6 @@ from instep_reference.contract.shards import Shard
 from ..verdict import Comparison, Skipped
 from ..watch.event_context import EventContext
 from ..watch.rank_facts import RankFacts
-from .error_measurement import sizes
 
 APART = 4.0  # a rank is named if its error is this many times that of every other rank
 
@@ -60,6 +59,7 @@ def _error(found: torch.Tensor, right: torch.Tensor) -> float:
     """The relative error by norm; of labels, the number of wrong ones."""
     if not found.is_floating_point():
         return float((found != right).sum())
-    found, right = (x.to("cpu", torch.float64).flatten() for x in (found, right))
-    error = float(sizes(found - right)[0] / sizes(right)[0].clamp_min(torch.finfo(torch.float64).tiny))
+    found, right = (x.to("cpu", torch.float64) for x in (found, right))
+    apart, size = torch.linalg.vector_norm(found - right), torch.linalg.vector_norm(right)
+    error = float(apart / size.clamp_min(torch.finfo(torch.float64).tiny))
     return float("inf") if error != error else error

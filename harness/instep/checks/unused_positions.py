@@ -51,8 +51,8 @@ class Tails(TellsOnce):
         region, changed = looked.region, looked.changed()
         said, first = [], None
         writes = _writes(context, region, along)
-        for unit in changed.any(1).nonzero()[:, 0].tolist():
-            positions = set(changed[unit].nonzero()[:, 0].tolist())
+        for unit in changed.any(1).nonzero().flatten().tolist():
+            positions = set(changed[unit].nonzero().flatten().tolist())
             allowed = writes.get(unit, set())
             strays = positions - allowed if allowed is not None else positions if len(positions) > 1 else set()
             if strays and unit not in region.scratch:

@@ -206,8 +206,7 @@ def add(state: torch.Tensor, k: torch.Tensor, log_decay: torch.Tensor, update: t
 
 def fade(state: torch.Tensor, log_decay: torch.Tensor) -> torch.Tensor:
     """S <- exp(log_decay) S. The decay is of each head [HV], or of each key channel [HV, K]."""
-    channels = log_decay.shape[-2:] == state.shape[-3:-1] and log_decay.ndim != state.ndim - 2
-    return log_decay.exp()[(..., *(None,) * (2 - channels))] * state
+    return log_decay.exp()[(..., None) if log_decay.ndim == state.ndim - 1 else (..., None, None)] * state
 
 
 def read(state: torch.Tensor, along: torch.Tensor) -> torch.Tensor:

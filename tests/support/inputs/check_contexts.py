@@ -1,4 +1,4 @@
-"""Contexts of a small real run, with the reference in a narrow width standing in as the subject.
+"""Contexts of a small real run, with the reference in a narrow width standing in as the subject, or of facts alone.
 
 A test takes these contexts, spoils one thing in one of them, and looks at the findings of the checks. Leaves out: an
 optimized engine.
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -241,3 +242,9 @@ def _state(state: RequestState, rounds: Mapping[str, torch.dtype]) -> RequestSta
         keys=all_of("keys", state.keys), values=all_of("values", state.values),
         draft_keys=all_of("keys", state.draft_keys), draft_values=all_of("values", state.draft_values),
     )  # fmt: skip
+
+
+def of_facts(**given: Any) -> Any:
+    """An event context of these facts alone. No request has a slot, unless they say so."""
+    nobody, log = SimpleNamespace(slots_after={}, slots_before={}), SimpleNamespace(poison=None)
+    return SimpleNamespace(**{"index": 4, "kind": "forward", "log": log, "expected": nobody, **given})

@@ -182,8 +182,7 @@ def _by_sigmoid(mix: Mixture, bias: torch.Tensor) -> Iterator[tuple[str, torch.T
     for says, by in (("by its best expert alone", of_group(grouped.amax(-1))),
                      ("by all of its experts", of_group(grouped.sum(-1))), ("without the router's bias", shares)):
         inside = torch.isfinite(in_best_groups(config, by))
-        yield f"a group is ranked {says}", weighed(
-            shares, ranks.masked_fill(~inside, -1.0 - float(ranks.abs().amax())), everywhere)  # fmt: skip
+        yield f"a group is ranked {says}", weighed(shares, ranks.masked_fill(~inside, -torch.inf), everywhere)
     yield "experts of all groups are chosen", weighed(shares, ranks, everywhere)
     outside = ~torch.isfinite(in_best_groups(config, ranks))
     yield "experts of other groups rank as 0", weighed(shares, ranks.masked_fill(outside, 0.0), everywhere)

@@ -25,14 +25,14 @@ def elsewhere(case: Case) -> Iterator[Explanation]:
     if region is None or region.units.shape[2:] != case.right.shape[1:] or region.units.dtype != case.right.dtype:
         return
     size, right, found = region.units.shape[1], bits(case.right.cpu()), bits(case.found.cpu())
-    missing = (right != found).flatten(1).any(1).nonzero()[:, 0].tolist()
+    missing = (right != found).flatten(1).any(1).nonzero().flatten().tolist()
     if len(missing) > MOST or len(pages) * size < len(right):
         return
     twins = {page * size + of: at * size + of for name, owned in case.context.expected.pages_after.items()
              if name != request for at, page in enumerate(owned) for of in range(size)}  # fmt: skip
     pool, moved = bits(region.units.flatten(0, 1).cpu()).flatten(1), list[tuple[int, int]]()
     for position in missing:
-        stands = (pool == right[position].flatten()).all(1).nonzero()[:, 0].tolist()
+        stands = (pool == right[position].flatten()).all(1).nonzero().flatten().tolist()
         stands = [at for at in stands if twins.get(at) != position]  # not an equal entry that belongs there
         if len(stands) != 1:
             return  # it is nowhere, or in several places

@@ -176,7 +176,7 @@ def made_from(case: Case) -> Iterator[Explanation]:
     place, mine = case.finding.place, case.finding.request or ""
     if case.granted is not None or case.finding.check != "labels" or case.component in STANDS or case.right.dim() < 2:
         return
-    wrong = (case.found.cpu() != case.right).flatten(1).any(1).nonzero()[:, 0].tolist()
+    wrong = (case.found.cpu() != case.right).flatten(1).any(1).nonzero().flatten().tolist()
     ours, due = heads(case.found.cpu()), heads(case.right)
     intact = _expanded(ours, case.right)
     intact[torch.tensor([label == 0 for label in ours])] = 0

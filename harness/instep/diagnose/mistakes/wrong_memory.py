@@ -74,7 +74,7 @@ def unwritten(case: Case) -> str:
                 return one.sentence
     if poison is None or not bool(poisoned(case.found.cpu(), poison)[lost].all()):
         return "leaves NaN, although all that is due to its op is finite" * whole
-    rows = [] if whole or lost.dim() < 2 else lost.flatten(1).any(1).nonzero()[:, 0].tolist()
+    rows = [] if whole or lost.dim() < 2 else lost.flatten(1).any(1).nonzero().flatten().tolist()
     at = f", in {listed('row', rows)}" if 0 < len(rows) < len(lost) else ""
     return f"is, or is made from, memory that nothing wrote (poison); all that is due to its op is finite{at}"
 

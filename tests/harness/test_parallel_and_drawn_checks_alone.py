@@ -1,0 +1,306 @@
+"""Parts of checks of ranks, stages, transfers, trees and drawn tokens, each alone on values made by hand.
+
+Leaves out: most checks of one engine (`test_checks_alone.py`, `test_results_alone.py`), and whole runs
+(`test_ranks.py`, `test_stages.py`, `test_transfers.py`, `test_trees.py`).
+"""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from instep.checks import (
+    decisions,
+    declared_writes,
+    graph_replays,
+    grown_trees,
+    one_sided_errors,
+    op_call_contracts,
+    pipeline_stages,
+    rank_location,
+    recomputed_values,
+    sampled_tokens,
+    unchanged_bytes,
+)
+from instep.checks.grown_tree_mistakes import MISTAKES as TREES
+from instep.checks.poison import Poison
+from instep.checks.sampling_bounds import Row
+from instep.checks.transfer_findings import MOST_ROWS, wrong_transfers
+from instep.oracle.storage_rounding import rounded
+from instep.tier_allowances import granted
+from instep.verdict import Comparison, Skipped
+from instep.watch.rows_by_request import RowSpan
+from instep_reference.contract.declared_rounding import CHUNK, KEPT, Product
+from instep_reference.contract.engine import Commit, Committed, Drafted, Forward, Forwarded, Idle
+from instep_reference.contract.engine import Row as BatchRow
+from instep_reference.contract.place_names import Place
+from instep_reference.contract.sampling import Sampling
+from instep_reference.contract.shards import Segment, Shard
+from instep_reference.draft.grow_draft_tree import Growing
+from support.inputs.check_contexts import of_facts as context
+
+# -- stages and ranks ------------------------------------------------------------------------------------
+
+
+def test_a_stage_replays_a_graph_for_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_replays, "_which", lambda wanted, replays: [f"{wanted.rows} rows of {replays[0]}"])
+    due, parts = graph_replays.Due(("decode", 0), 3), [("a", "b"), ("c",)]
+    for wanted, replays, said in (
+        (due, ["x", "y"], [["2 rows of x"], ["1 rows of y"]]), (None, [], [[]]),
+        (due, ["x"], [["1 graphs were replayed; 2 micro-batches need one each"]]),
+        (None, ["x", "y"], [["2 graphs were replayed; 0 micro-batches need one each"]]),
+    ):  # fmt: skip
+        assert [*graph_replays._of_stage(wanted, replays, parts)] == said  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("kind", "found", "says"), [
+    (Committed, (1, 0, 3, 2, 9, -1, 4, 5), "micro-batch 1 in its relay; expected 0"),
+    (Committed, (0, 0, 3, 2, 9, 8, 4, 5), "cap 8 in its relay; expected -1"),
+    (Committed, (0, 0, 3, 2, 9, -1, 7, 5), "path (7, 5) in its relay; expected (4, 5)"),
+    (Committed, (0, 0, 3, 2, 9, -1, 4, 7), "path (4, 7) in its relay; expected (4, 5)"),
+    (Committed, (0, 0, 3, 2, 9, -1, 4), "path (4,) in its relay; expected (4, 5)"),
+    (Drafted, (0, 0, 7, 2, 9, -1, 4, 5), "drafts (7, 2, 9, -1, 4, 5) in its relay; expected (3, 2, 9, -1, 4, 5)"),
+    (Forwarded, (0, 0, 7, 2, 9, -1, 4, 5), "root 7 in its relay; expected 3"),
+])  # fmt: skip
+def test_the_first_wrong_field_of_a_relay_is_named(kind: Any, found: tuple[int, ...], says: str) -> None:
+    context: Any = SimpleNamespace(subject=SimpleNamespace(answer=kind.__new__(kind)))
+    assert pipeline_stages._differing(context, found, (0, 0, 3, 2, 9, -1, 4, 5)) == f"received {says}"
+
+
+def test_the_rank_with_the_largest_error_is_named_if_it_is_far_larger() -> None:
+    """4 channels on two ranks. The norms of the parts are 5 and 10; a wrong part may be one wrong number, or NaN."""
+    right = torch.tensor([[3.0, 4.0, 6.0, 8.0]])
+    shard = Shard(1, (Segment(2, 2),))
+    for wrong, rank in (([0.0, 0, 0, 1], 1), ([0, 1, 0, 0.4], 0), ([0, 1, 0, 0.5], None), ([0, 0.5, 0, 1], None),
+                        ([0.0, torch.nan, 0, 1], 0), ([0.0] * 4, None)):  # fmt: skip
+        assert rank_location.part_at_fault(right + torch.tensor([wrong]), right, shard, 2) == rank
+    assert rank_location._error(right + torch.tensor([[3.0, 4.0, 0, 0]]), right) == pytest.approx((25 / 125) ** 0.5)
+    labels = right.long()
+    for changed, rank in ((1, 0), (3, 1), (None, None)):
+        found = labels.clone()
+        if changed is not None:
+            found[0, changed] = 99
+        assert rank_location.part_at_fault(found, labels, shard, 2) == rank
+    assert rank_location.part_at_fault(None, right, shard, 2) is None
+    assert rank_location.part_at_fault(right[:, :2], right, shard, 2) is None
+
+
+def test_rows_of_a_copy_are_shifted_by_every_number_of_positions() -> None:
+    """Keys are moved by at most 63 positions, with the rows at the end back at the begin, or zero."""
+    kept: Any = SimpleNamespace(state=SimpleNamespace(length=3, parts=list), ranks=None, sent=None)
+    context: Any = SimpleNamespace(earlier=SimpleNamespace(dropped={}, saved={}), event=None, ranks=None,
+                                   subject=SimpleNamespace(after={}), truth=SimpleNamespace(after={}))  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("instep.checks.transfer_findings.others_kept", lambda *given, **named: ())
+        patch.setattr("instep.checks.transfer_findings.restores", lambda event: None)
+        for rows, component, count in ((3, "keys", 2 * 4), (3, "state", 0), (MOST_ROWS + 9, "values", 63 * 4)):
+            right = torch.arange(float(rows)) + 1
+            found = [(known.says, wrong.tolist()) for known, wrong in wrong_transfers(
+                context, "copy", kept, Place("trunk", 0, component), right)]  # fmt: skip
+            assert len(found) == count
+            assert count != 8 or found == [(f"has its rows {far}", moved) for far, both in (
+                ("1 position further", ([3, 1, 2], [0, 1, 2])), ("1 position earlier", ([2, 3, 1], [2, 3, 0])),
+                ("2 positions further", ([2, 3, 1], [0, 0, 1])), ("2 positions earlier", ([3, 1, 2], [3, 0, 0])),
+            ) for moved in both]  # fmt: skip
+
+
+# -- choices and drawn tokens ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("wrong", "uniform", "final", "drawn", "right"), [
+    ("kept", 0.45, 0.7, 2, 3), ("restarted", 0.35, 0.9, 3, 2), ("whole", 0.2, 0.9, 0, 2), ("later", 0.45, 0.9, 1, 3),
+    ("by_node", 0.45, 0.9, 1, 3)])  # fmt: skip
+def test_a_mistake_of_a_draw_gives_its_token(wrong: str, uniform: float, final: float, drawn: int, right: int) -> None:
+    """A node with the drafts 0 and 2 as children, which have 0.1 and 0.3 of the weight; draft 1 is a later one.
+
+    A uniform below 0.1 or 0.4 accepts a child. The final one draws from the weights of 1 and 3: 0.4 and 0.2.
+    """
+    drawing: Any = SimpleNamespace(at_nodes=[uniform], final=final, tokens=(9, 0, 2, 1), parents=(-1, 0, 0, 1))
+    probs = torch.tensor([[0.1, 0.4, 0.3, 0.2]])
+    assert sampled_tokens.choices(probs, drawing) == [right]
+    assert sampled_tokens.choices(probs, drawing, **{wrong: True}) == [drawn]
+
+
+def test_the_first_accepted_child_is_drawn() -> None:
+    """A uniform of half a weight accepts the second of two children with half of the weight each, and 0.49 the first.
+
+    Token 0 is the first child. With no weight left, nothing is drawn.
+    """
+    for uniform, drawn in ((0.49, 0), (0.5, 1), (1.0, -1)):
+        drawing: Any = SimpleNamespace(at_nodes=[uniform], final=0.0, tokens=(9, 0, 1), parents=(-1, 0, 0))
+        assert sampled_tokens.choices(torch.tensor([[0.5, 0.5]]), drawing) == [drawn]
+
+
+def test_logits_with_one_number_that_is_not_finite_choose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = torch.zeros(2, 3)
+    monkeypatch.setattr(decisions, "rows", lambda side, place, span: seen)
+    for whole, kind, lost in ((False, "verify", {"a"}), (False, "decode", set()), (True, "verify", None)):
+        check, span = decisions.Decisions(), SimpleNamespace(request="a", kind=kind)
+        given: Any = SimpleNamespace(shown=SimpleNamespace(whole=whole), subject=None, index=4)
+        seen[1, 2] = 0
+        assert check._without_choice(given, Place("trunk", 0, "pick"), span) is None  # type: ignore[arg-type]
+        seen[1, 2] = torch.nan
+        found = check._without_choice(given, Place("trunk", 0, "pick"), span)  # type: ignore[arg-type]
+        assert (None if found is None else check.lost) == lost
+
+
+def test_the_part_of_uniforms_that_draws_another_token_is_counted_from_the_first_child() -> None:
+    """Token 2 is a child, so it comes first: 0.5, 0.2, 0.3 against 0.3, 0.5, 0.2. They agree in 0.3 + 0.2 + 0.2."""
+    drawing: Any = SimpleNamespace(sampling=Sampling(1.0), tokens=(9, 2), parents=(-1, 0))
+    for mine, other, apart in (([0.2, 0.3, 0.5], [0.5, 0.2, 0.3], 0.3), ([0.2, 0.3, 0.5], [0.2, 0.3, 0.5], 0.0),
+                               ([1.0, 0.0, 0.0], [0.0, 1.0, 0.0], 1.0)):  # fmt: skip
+        logits, theirs = (torch.tensor(each, dtype=torch.float64).log() for each in (mine, other))
+        assert decisions.apart(Row(logits, drawing, 0), theirs) == pytest.approx(apart)
+
+
+# -- grown trees -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "drafts", "tokens", "parents"), [
+    ("ties-by-higher-number", 4, [5, 6, 7, 9], [0, 0, 1, 2]), ("score-without-parent", 3, [5, 7, 9], [0, 1, 0]),
+    ("probabilities-added", 3, [7, 8, 9], [0, 0, 0]), ("parent-one-beam-too-high", 3, [5, 6, 9], [0, 0, 1]),
+    ("parent-one-beam-too-low", 3, [5, 6, 9], [0, 0, 1]), ("parent-of-another-score", 3, [5, 6, 7], [0, 0, 2]),
+    ("last-step-alone", 3, [7, 8, 9], [0, 0, 0]), ("first-candidates", 2, [5, 6], [0, 0]),
+    ("nodes-by-score", 3, [5, 7, 6], [0, 1, 0])])  # fmt: skip
+def test_a_wrong_way_to_grow_gives_its_tree(name: str, drafts: int, tokens: list[int], parents: list[int]) -> None:
+    """Two beams, 5 and 6. The scores are -0.125 and -2, then -1.125 (7), -2.25 (8) after 5, -2.25 (9), -6 (4)."""
+    (wrong,) = (one.wrong for one in TREES if one.name == name)
+    for growing, right in ((wrong(2), False), (Growing(2), True)):
+        for said in ([[(5, -0.125), (6, -2.0)]], [[(7, -1.0), (8, -2.125)], [(9, -0.25), (4, -4.0)]]):
+            growing.step(said)
+        assert (growing.tree(drafts) == (tokens, parents)) is not right
+    assert growing.tree(4) == ([5, 6, 7, 8], [0, 0, 1, 1])
+
+
+def test_a_tree_that_rounding_allows_is_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grown_trees, "mistake", lambda *given: None)
+    monkeypatch.setattr(grown_trees, "_wrong", lambda *given: {})
+    due, other = ([5, 6], [0, 0]), ([5, 7], [0, 1])
+    for told, part, worst, ties in ((due, 9.0, 0.0, 0), (other, 1.0, 1.0, 1), (other, 1.5, 1.5, 0),
+                                    (other, 0.0, math.inf, 0)):  # fmt: skip
+        found = grown_trees.Grown()._follows(context(rounded=None), "a", {"a": told}, due, part)  # type: ignore[call-arg]
+        assert (found.worst, found.undecided, found.elements) == (worst, ties, 4)
+        says = "the grown tree is 5<0 7<1; its own logits give 5<0 6<0" if worst > 1 else ""
+        assert found.diagnosis == says and found.agrees is (worst <= 1)
+
+
+def test_the_allowed_error_of_a_score_grows_with_the_largest_logit() -> None:
+    row = torch.tensor([1.0, -8.0, 2.0], dtype=torch.float64)
+    growth: Any = SimpleNamespace(logits=[[row]])
+    for noise in (0.25, None):
+        due = 0.0 if noise is None else float(granted(torch.tensor(8.0), torch.tensor(noise), torch.float32))
+        assert grown_trees.Scores(growth, noise, torch.float32)._granted(()) == due
+
+
+# -- calls, graphs and memory ----------------------------------------------------------------------------
+
+
+def test_products_are_exact_in_fp32_and_one_part() -> None:
+    for product, exact in ((Product("ieee"), True), (Product("tf32"), False), (Product("ieee", parts=2), False)):
+        assert one_sided_errors.are_exact({"linear": Product("ieee"), "mlp": product}) is exact
+
+
+def test_an_event_with_rows_calls_ops_or_replays_a_graph() -> None:
+    forward = Forward((BatchRow("a", "decode"),))
+    for event, replays, due in ((forward, [1], [Skipped]), (forward, [], [Comparison]), (Idle(), [1], [])):
+        log = SimpleNamespace(ops="plain", calls=0, replays=replays, poison=None)
+        assert [*map(type, op_call_contracts.Contracts()(context(event=event, log=log)))] == due
+
+
+def test_beams_of_one_request_are_rows_of_one_launch() -> None:
+    spans = [RowSpan(name, kind, 0, 1, 0, 0, 1, (at,)) for at, (name, kind) in enumerate(
+        (("a", "draft"), ("a", "draft"), ("b", "draft"), ("b", "verify"), ("b", "verify")))]  # fmt: skip
+    found = op_call_contracts._launched(spans)
+    assert [(one.request, one.count, one.nodes) for one in found] == [
+        ("a", 2, (0, 1)), ("b", 1, (2,)), ("b", 1, (3,)), ("b", 1, (4,))]  # fmt: skip
+
+
+def test_blocks_of_a_window_in_flight_may_hold_poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Poison, "_seen", lambda self, context, place, tensor, poison, name: [(place.component, name)])
+    parts = [(Place("trunk", 0, component), torch.zeros(1)) for component in ("state", "keys")]
+    states = {name: SimpleNamespace(parts=lambda: parts) for name in "ab"}
+    given: Any = SimpleNamespace(subject=SimpleNamespace(after=states, places=dict(parts[1:])),
+                                 expected=SimpleNamespace(flying=("a",)))  # fmt: skip
+    assert [*Poison()._visible(given, 1.0)] == [("keys", "a"), ("state", "b"), ("keys", "b"), ("keys", None)]
+
+
+def test_the_table_of_all_regions_is_one_result_at_the_first_region() -> None:
+    means = SimpleNamespace(component="state", draft=False)
+    regions = [SimpleNamespace(layer=layer, scratch=set(), means=means, name="pool", by="slot") for layer in (0, 1)]
+    log = SimpleNamespace(room=None, poison=None)
+    given = context(changes=SimpleNamespace(regions=regions, wider=[]), log=log)
+    (found,) = declared_writes.Bounds()(given)
+    assert isinstance(found, Comparison) and (found.place.layer, found.elements) == (0, 2) and found.agrees
+
+
+def test_a_graph_of_a_prompt_has_its_rows_and_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of four tokens, of which two were read before, in rows 1 and 2; a decode in row 0."""
+    spans = [RowSpan("b", "decode", 0, 1, 9, 0, 1), RowSpan("a", "prefill", 1, 2, 2, 1, 0)]
+    monkeypatch.setattr(graph_replays, "row_spans", lambda context, stage: spans)
+    given: Any = SimpleNamespace(event=Forward((BatchRow("b", "decode"),)),
+                                 expected=SimpleNamespace(prompts={"a": (11, 12, 13, 14)}))  # fmt: skip
+
+    def said(
+        key: str = graph_replays.PROMPT, tokens: Any = (7, 13, 14), begin: Any = (0, 1), counts: Any = (1, 2)
+    ) -> list[str]:
+        inputs = {name: ([], [*own], -1) for name, own in (("tokens", tokens), ("begin", begin), ("counts", counts))}
+        return [*graph_replays._prompt(given, SimpleNamespace(key=(key, 0), inputs=inputs))]  # type: ignore[arg-type]
+
+    assert said() == [] and said("decode", tokens=(7, 9, 9)) == []
+    assert said(tokens=(7, 13, 15)) == ['the graph has tokens [13, 15] of the prompt of "a"; the trace has [13, 14]']
+    assert said(begin=(0, 2)) == ['the graph has rows 2 to 3 for request "a"; the trace has 1 to 2']
+    assert said(counts=(2, 2)) == ['the graph has rows 0 to 1 for request "b"; the trace has 0 to 0']
+    given.event = Commit(("a",))
+    assert said(tokens=(7, 9, 9)) == []
+
+
+# -- memory ----------------------------------------------------------------------------------------------
+
+
+def test_a_request_may_hold_its_state_rounded_as_in_a_prefix() -> None:
+    """A chunk rounds to bfloat16, and a prefix to float16. Of a commit, a prefix has the second rounding alone."""
+    state = torch.tensor([[[1 + 2.0**-9, 1 + 2.0**-12]]])
+    piece: Any = SimpleNamespace(prefix="")
+    both, chunk = {CHUNK: torch.bfloat16, KEPT: torch.float16}, {CHUNK: torch.bfloat16}
+    for rounds, found, known in ((both, rounded(state, torch.float16), True), (both, state, False), ({}, state, False),
+                                 (chunk, rounded(state, torch.bfloat16), True)):  # fmt: skip
+        check: Any = SimpleNamespace(oracle=SimpleNamespace(rounds=rounds))
+        assert (recomputed_values.Derived._misrounded(check, piece, found, state) is not None) is known
+
+
+def test_the_next_draft_is_what_the_draft_extend_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head's last row and its pick count if the extend has them, and if the request has a root."""
+    kept = dict[str, Any]()
+    monkeypatch.setattr(unchanged_bytes, "rows", lambda side, place, span: kept[place.component])
+    check: Any = SimpleNamespace(_same=lambda context, place, name, found, right: (found, int(right)))
+    monkeypatch.setattr(unchanged_bytes, "exact", lambda check, context, place, found, right, *more: (found, right))
+    names = unchanged_bytes.PROPOSED.component, unchanged_bytes.PROPOSAL.component
+    three, one = torch.tensor([1, 2, 3]), torch.tensor([7])
+    for rows, pick, logit_rows, root, due in (
+        (three, one, 1, 5, [("row", 3), ("pick", 7)]), (None, one, 1, 5, [("pick", 7)]),
+        (three[:2], one, 1, 5, [("pick", 7)]),
+        (three, None, 1, 5, [("row", 3)]), (three, three, 1, 5, [("row", 3)]), (three, one, 0, 5, []),
+        (three, one, 1, None, []),
+    ):  # fmt: skip
+        kept.update(zip(names, (rows, pick), strict=True))
+        extend: Any = SimpleNamespace(request="a", count=3, logit_rows=logit_rows)
+        given: Any = SimpleNamespace(subject=None, expected=SimpleNamespace(roots_after={"a": root}))
+        after: Any = SimpleNamespace(proposal_hidden="row", proposal="pick")
+        assert [*unchanged_bytes.Bytes._proposed(check, given, extend, after)] == due
+
+
+def test_draft_kv_is_wrong_alone_if_all_of_the_target_came_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two parts of the target; a wrong one, or no valid position of the draft head, is another mistake."""
+    draft, *target = Place("extend", 0, "keys"), Place("trunk", 0, "keys"), Place("trunk", 0, "state")
+    right = {place: torch.ones(2, 1) for place in (draft, *target)}
+    for wrong, said in (((draft,), "the target's memory came back, the draft KV did not: "), ((draft, target[0]), ""),
+                        ((draft, target[1]), ""), ((draft, *target), "")):  # fmt: skip
+        found = {place: its * 0 if place in wrong else its for place, its in right.items()}
+        states = [SimpleNamespace(parts=lambda parts=parts: [*parts.items()], final=None) for parts in (found, right)]
+        monkeypatch.setattr(unchanged_bytes, "kept_of", lambda context, state=states[1]: SimpleNamespace(state=state))
+        monkeypatch.setattr(unchanged_bytes, "restores", lambda event: "a")
+        given: Any = SimpleNamespace(event=None, subject=SimpleNamespace(after={"a": states[0]}))
+        assert unchanged_bytes.draft_alone(given, draft) == said
+        assert unchanged_bytes.draft_alone(given, target[0]) == ""
