@@ -234,23 +234,34 @@ def test_explicit_layouts_have_the_bits_of_the_compiler(
     assert len(ran) == requests + 4
 
 
-GUESS = ("        near = gl.minimum(gl.maximum(", "        near = units - 1 - gl.minimum(gl.maximum(")
+GUESS = ("    near = gl.minimum(gl.maximum(", "    near = units - 1 - gl.minimum(gl.maximum(")
 NOTICED = "        if leads & ((near != unit) | (known == 0)):\n"
-GUESSES: dict[str, tuple[tuple[str, str], ...]] = {
+Edits = tuple[tuple[str, str], ...]
+GUESSES: dict[str, Edits] = {
     "right": (), "wrong": (GUESS,), "wrong, unnoticed": (GUESS, (NOTICED, NOTICED.replace("near != unit", "unit < 0"))),
     "right, fresh unnoticed": ((NOTICED, NOTICED.replace("known == 0", "unit < 0")),),
     "the others copy none": (("        if not LEADS or not leads:\n", "        if not LEADS:\n"),),
 }  # fmt: skip
+LATER: dict[str, Edits] = {
+    "right": (), "wrong": (GUESS, ("(behind % heads)", "(heads - 1 - behind % heads)")),
+    "no decay of the last row": (("copied(log_decay, row_k < rows,", "copied(log_decay, row_k < rows - 1,"),),
+    "one beta": (("copied_gates(beta + row * x.beta.per_row,", "copied_gates(beta + row * 0,"),),
+}  # fmt: skip
 
 
 @native
-@pytest.mark.parametrize("guess", GUESSES)
-def test_state_of_a_wrong_guess_is_copied_again(guess: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first programs copy the state of a guessed unit. Idle requests are among them."""
+@pytest.mark.parametrize(("requests", "does", "guess"), [
+    *((70, "leads", guess) for guess in GUESSES), *((130, "ahead", guess) for guess in LATER),
+])  # fmt: skip
+def test_state_of_a_wrong_guess_is_copied_again(
+    requests: int, does: str, guess: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first programs copy the state of a guessed unit, or programs prefetch states. Some requests are idle."""
     file: Any = sys.modules["instep_optimized.kernels.gdn_dispatch"]
-    heads, requests = ChannelHeads(4, 4, 128, 128), 70
-    assert file.staged.shape_for("channels", 4, requests * 4 * 128).leads
-    other = planted_kernels("gdn_windows.token_by_token_gluon", GUESSES[guess], tmp_path, monkeypatch)
+    heads = ChannelHeads(4, 4, 128, 128)
+    assert getattr(file.staged.shape_for("channels", 4, requests * 4 * 128), does)
+    edits = (GUESSES if does == "leads" else LATER)[guess]
+    other = planted_kernels("gdn_windows.token_by_token_gluon", edits, tmp_path, monkeypatch)
     monkeypatch.setattr(file.staged, "staged_window", other.staged_window)
     rows = stream(heads, 4, 41, "cuda")
 

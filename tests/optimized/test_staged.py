@@ -31,6 +31,7 @@ SHAPES = (
     *((held, warps, 168) for held in (1, 2, 4) for warps in (1, 2, 4)),
     *((held, warps, 168, 16, True) for held, warps in ((1, 1), (2, 2), (4, 1), (2, 4))),
     (2, 4, 168, 0, False, False),
+    (2, 4, 168, 16, True, True, False, 2),
     (1, 4, 168, 0, False, True, True, 2),
     (2, 4, 168, 0, True, True, False, 1, True),
 )

@@ -56,6 +56,8 @@ STAYS: Edits = (
     ("settled.per_v, state.to(DTYPE), stripe, SHAPE.lined, True)",
      "settled.per_v, state.to(DTYPE), stripe, SHAPE.lined, False)"),
 )  # fmt: skip
+LOADED: Edits = (("GATES_COPIED: gl.constexpr = CHANNELS and", "GATES_COPIED: gl.constexpr = False and"),)
+ALL_GUESS: Edits = (("gl.program_id(1) < 2 * SHAPE.ahead:", "gl.program_id(1) < 2**30:"),)
 PARTS: Mapping[str, Edits] = {
     "no token again": (("for age in range(pending):", "for age in range(pending * 0):"),),
     "no row": (("for t in range(rows):", "for t in range(rows * 0):"),),
@@ -77,8 +79,11 @@ class Variant:
 RERUNS: Mapping[str, Variant] = {
     "now": Variant(), "now, again": Variant(), **{name: Variant(edits, right=False) for name, edits in PARTS.items()},
     "stays": Variant(STAYS), "all asked for": Variant((), {"asked": 1}),
-    "none leads": Variant((), {"leads": 0, "kept_first": True}),
-    **{f"{count} lead": Variant((), {"leads": count, "kept_first": False}) for count in (132, 264)},
+    "gates loaded": Variant(LOADED), "all guess": Variant(ALL_GUESS),
+    "none leads": Variant((), {"leads": 0, "ahead": 0, "kept_first": True}),
+    "none leads, gates loaded": Variant(LOADED, {"leads": 0, "ahead": 0, "kept_first": True}),
+    **{f"{count} ahead": Variant((), {"leads": 0, "ahead": count, "kept_first": True}) for count in (264, 352)},
+    **{f"{count} lead": Variant((), {"leads": count, "ahead": 0, "kept_first": False}) for count in (132, 264)},
 }  # fmt: skip
 # Constants by file and name.
 PLAIN_CARRY = {"gdn_dispatch.blocks_staged": None}

@@ -140,6 +140,14 @@ def gates(lanes, size: gl.constexpr):
 
 
 @gluon.jit
+def copied_gates(source, inside, size: gl.constexpr):
+    """Begin to copy what `gates` would put there."""
+    memory = gl.allocate_shared_memory(gl.float32, [size], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    begin_copy(memory, source, mask=inside)
+    return seen_as(memory, [size, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
 def into_cache(places):
     """Prefetch the lines at these places into the L2 cache. Nothing waits for them."""
     gl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places], gl.int32, False, 1)

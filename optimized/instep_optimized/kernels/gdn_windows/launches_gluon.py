@@ -54,7 +54,8 @@ class Rule(NamedTuple):
 class Shape(NamedTuple):
     """Shape of a launch: rows of V that a thread holds, warps, registers, and these options.
 
-    ahead  prefetch distance: how many programs later the program runs whose state is prefetched (0: no prefetch)
+    ahead  prefetch distance: how many programs later the program runs whose state is prefetched (0: no prefetch).
+           Windows with a rule do not prefetch. Only the first programs of a window guess then, twice as many as this
     lined  whether lanes swap pieces of a state before they store it, so that whole lines are written: a window's by
            shuffles, a decode's in shared memory
     ends   whether the state after the last row is skipped if it is not needed: less arithmetic, and a branch
@@ -94,7 +95,7 @@ SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
             (0, Shape(1, 4, 168, apart=True, guess=2))),
     },
     "channels": {
-        4: ((131072, Shape(2, 4, 128, lined=True, guess=2, kept_first=True, asked=2)),
+        4: ((65536, Shape(2, 4, 128, LEADS, lined=True, guess=2, kept_first=True, asked=2)),
             (32768, Shape(2, 4, 128, lined=True, guess=2, asked=2, leads=LEADS)),
             (8192, Shape(2, 4, 128, guess=2, kept_first=True)), (0, Shape(1, 4, 168, apart=True, guess=2))),
     },
@@ -188,12 +189,13 @@ def staged(
     ring, stripes = part.ring, values // rows_of(one.held, one.warps, keys)
     x, of_requests, of_conv = PackedRows.of(inputs, core), Spans.of(part), None
     group, grid, units = heads // inputs.k.shape[1], (stripes, heads, requests), len(part.read.pool)
+    one = one._replace(ahead=one.ahead // stripes)  # the same rows of a later state
     more = CHANNELS if x.channels is not None and one.registers == SLIM else 0
     options: dict[str, Any] = {"KT": keys, "KI": KEY_PIECE, "warps": one.warps, "registers": one.registers + more}
     if kind == "decode":
         launch(
             staged_decode, grid, x, rule, of_requests, held_at(part.read), held_at(part.store), look, group, units,
-            SHAPE=one._replace(ahead=one.ahead // stripes), **options,
+            SHAPE=one, **options,
         )  # fmt: skip
         return
     if conv is not None:

@@ -26,6 +26,7 @@ from ..device.gluon_helpers import (
     barrier,
     begin_copy,
     copied,
+    copied_gates,
     gates,
     gdc_launch_dependents,
     gdc_wait,
@@ -93,16 +94,43 @@ def wait_for_launch(
 ):  # fmt: skip
     """Wait for the previous launch, which may not have written the tables yet, so their contents are a guess before.
 
-    A state that is only prefetched into the cache may be any of the pool, whose unit is returned.
+    A state that is only prefetched into the cache may be any of the pool, whose unit is returned. If earlier programs
+    prefetch the states of later ones, only those that run first guess: the others would wait for a load of no use.
     """
     near = units - 1
     if read.columns is None and SHAPE.guess > 0:
-        near = gl.minimum(gl.maximum(gl.load(spans.units + request, cache_modifier=".cg"), 0), units - 1)
-        ahead = read.pool + near * read.per_unit + head * read.per_head
-        ask_for(ahead, read.per_v, stripe * ROWS, ROWS // SHAPE.asked, KT)
+        if SHAPE.ahead == 0:
+            near = ask_for_guess(read, spans, request, stripe, head, units, ROWS, KT, SHAPE)
+        elif request * gl.num_programs(1) + gl.program_id(1) < 2 * SHAPE.ahead:
+            ask_for_guess(read, spans, request, stripe, head, units, ROWS, KT, SHAPE)
     gdc_wait()
     gdc_launch_dependents()
     return near
+
+
+@gluon.jit
+def ask_for_guess(
+    read, spans, request, stripe, head, units, ROWS: gl.constexpr, KT: gl.constexpr, SHAPE: gl.constexpr,
+):  # fmt: skip
+    """Prefetch the state of a guessed unit into the cache, which may be any unit of the pool  ->  the unit"""
+    near = gl.minimum(gl.maximum(gl.load(spans.units + request, cache_modifier=".cg"), 0), units - 1)
+    ahead = read.pool + near * read.per_unit + head * read.per_head
+    ask_for(ahead, read.per_v, stripe * ROWS, ROWS // SHAPE.asked, KT)
+    return near
+
+
+@gluon.jit
+def ask_for_later(read, spans, request, stripe, ROWS: gl.constexpr, KT: gl.constexpr, AHEAD: gl.constexpr):
+    """Prefetch the same rows of the state that is AHEAD heads later, maybe of a later request."""
+    heads = gl.num_programs(1)
+    behind = request * heads + gl.program_id(1) + AHEAD
+    later = behind // heads
+    if later < gl.num_programs(2):
+        unit = gl.load(spans.units + later)
+        if unit >= 0:
+            ahead = place(read.pool, unit, read.columns, later, read.per_unit, read.per_column)
+            ahead += (behind % heads).to(gl.int64) * read.per_head
+            ask_for(ahead, read.per_v, stripe * ROWS, ROWS, KT)
 
 
 @gluon.jit
@@ -294,6 +322,9 @@ def staged_window(
         kept_decay = ring.decay + head * ring.decay_per_head
     CHANNELS: gl.constexpr = x.channels is not None
     LEADS: gl.constexpr = SHAPE.leads > 0 and EARLY and rule is None and read.columns is None
+    # Decays and betas are copied like the other rows, because loads arrive only after the state. If some programs lead,
+    # the others wait for such loads before they copy their state. That helps if all run at the same time (LOG.md).
+    GATES_COPIED: gl.constexpr = CHANNELS and rule is None and not (LEADS or SHAPE.apart)
 
     # Rows are loaded from a guessed place after the wait, and again if their place differs.
     if GUESSED:
@@ -377,10 +408,16 @@ def staged_window(
         k, q, v = k + first * x.k.per_row, q + first * x.q.per_row, v + first * x.v.per_row
         log_decay, beta = log_decay + first * x.log_decay.per_row, beta + first * x.beta.per_row
         if CHANNELS:
-            forgets = gl.load(log_decay + (row_k * x.log_decay.per_row + copied_k), mask=row_k < rows, other=0.0)
+            log_decay += row_k * x.log_decay.per_row + copied_k
+        if GATES_COPIED:
+            fades = copied(log_decay, row_k < rows, [MOST, P, KI])
+            writes = copied_gates(beta + row * x.beta.per_row, row < rows, MOST)
         else:
-            forgets = gl.load(log_decay + row * x.log_decay.per_row, mask=row < rows, other=0.0)
-        strength = gl.load(beta + row * x.beta.per_row, mask=row < rows, other=0.0)
+            if CHANNELS:
+                forgets = gl.load(log_decay, mask=row_k < rows, other=0.0)
+            else:
+                forgets = gl.load(log_decay + row * x.log_decay.per_row, mask=row < rows, other=0.0)
+            strength = gl.load(beta + row * x.beta.per_row, mask=row < rows, other=0.0)
     if rule is None:
         keys = copied(k, row_k < rows, [MOST, P, KI])
         queries = copied(q, row_k < rows, [MOST, P, KI])
@@ -389,7 +426,11 @@ def staged_window(
         if not LEADS or not leads:
             begin_copy(tile, source, mask=(span_v >= 0) & known)
         async_copy.commit_group()
+        if SHAPE.ahead > 0:  # after this program's own state, and where nothing waits for the load of a unit
+            ask_for_later(read, spans, request, stripe, VL * VR, KT, SHAPE.ahead)
         async_copy.wait_group(1)  # what overlaps are made of is here, and the state may still be on its way
+        if GATES_COPIED:
+            forgets = whole(fades, [MOST, P, KI]).load(TO.keys)
     else:
         async_copy.commit_group()
         if not GUESSED:
@@ -406,7 +447,9 @@ def staged_window(
         strength = 1.0 / (1.0 + gl.exp(-strength.to(gl.float32)))
         keys, queries = shared(length_1(raw_k), [MOST, P, KI]), shared(length_1(raw_q) * rule.scale, [MOST, P, KI])
     decay = gl.exp(forgets)
-    writes, decays = gates(strength, MOST), shared(decay, [MOST, P, KI]) if CHANNELS else gates(decay, MOST)
+    if not GATES_COPIED:
+        writes = gates(strength, MOST)
+    decays = shared(decay, [MOST, P, KI]) if CHANNELS else gates(decay, MOST)
     if ring.k is not None:
         old_decays = aged if CHANNELS else gates(aged, KEPT)
     barrier()
