@@ -23,7 +23,7 @@ from instep_proof.faults.catalogue import TRACES, by_id
 from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.compare_with_control import Result, judge
 from instep_proof.faults.draw_mutants import Mutation, draw, exact_edit, mutations
-from instep_proof.faults.fault_runs import Arm
+from instep_proof.faults.fault_runs import Arm, replayed
 from instep_proof.faults.outside_catalogue import families
 from instep_proof.faults.result_data import data_of, of, said
 from instep_proof.faults.result_document import surprises, word
@@ -150,14 +150,48 @@ def test_catalogue_has_the_verdicts_of_the_built_in_one(instep: Runner, tmp_path
     write(there / "mine.jsonl", header, small.events, small.recorded)
     mine = {**FAULT, "edits": edits, "trace": "mine.jsonl", "seen_by": list(INSIDE.seen_by), "expected": expected}
     free = {**FAULT, "id": "free", "edits": edits}
-    idle = edit(new="NO_OPINION = 0 - 1") | {"id": "idle"}
-    out = tmp_path / "out.json"
-    ran = instep("faults", "--catalogue", catalogue(there, mine, free, idle), "--no-text", "--jobs", 2, "--json", out)
+    idle, broken = edit(new="NO_OPINION = 0 - 1") | {"id": "idle"}, edit(new="NO_OPINION = -1 // 0") | {"id": "broken"}
+    out, every = tmp_path / "out.json", catalogue(there, mine, free, idle, broken)
+    ran = instep("faults", "--catalogue", every, "--no-text", "--jobs", 2, "--json", out)
     rows = {row["id"]: row for row in json.loads(out.read_text())["results"]}
     assert ran.code == Exit.INCONCLUSIVE, ran
     assert rows["mine"]["found"] and rows["mine"]["located"] and rows["mine"]["named"] == bool(INSIDE.says)
     assert rows["free"]["found"] and not rows["free"]["place_judged"] and "never fired" in rows["idle"]["void"]
+    says = "the engine cannot be imported: ZeroDivisionError (integer division or modulo by zero) at "
+    assert rows["broken"]["found"] and rows["broken"]["named"]
+    assert f"broken: before the first event: {says}{FILE} line " in " ".join(ran.out.split())
     assert TRACES.is_dir()
+
+
+IMPORTED = '''Traceback (most recent call last):
+  File "DIR/instep/run/replay.py", line 3, in _made
+    module = import_module(name)
+  File "DIR/instep_optimized/engine.py", line 7, in <module>
+    LIMIT = limit(0)
+  File "DIR/instep_optimized/options.py", line 5, in limit
+    return 1 // most
+ZeroDivisionError: {0}
+instep: the harness itself failed: ZeroDivisionError: {0}
+'''
+
+
+@pytest.mark.parametrize(("told", "says"), [
+    (IMPORTED, "the engine cannot be imported: ZeroDivisionError ({0}) at instep_optimized/options.py line 5"),
+    (IMPORTED.replace("<module>", "served"), None),  # an error that the harness should have caught
+    (IMPORTED.replace("instep_optimized/", "instep/"), None),
+    ("instep: --conv windows: may: found {0}\n", "the engine is refused: --conv windows: may: found {0}"),
+])  # fmt: skip
+def test_an_engine_that_does_not_start_is_found_and_a_failing_harness_is_not(
+    told: str, says: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, told = (2 if says and "refused" in says else 4), told.replace("DIR", str(tmp_path))
+    monkeypatch.setattr(plant, "run", lambda *_, **__: subprocess.CompletedProcess([], code, "", told))
+    arm = replayed(tmp_path, TRACES / "accepted.jsonl", INSIDE.how, tmp_path / "out.json")
+    assert [one["diagnosis"] for one in arm.findings] == [] if says is None else [says]
+    (fault,) = families(catalogue(tmp_path / "there", FAULT))["drawn"]
+    control = Arm(Exit.AGREED, 1.0, served={"instep": "right"}, trail=("0 a",), events=1, of=1)
+    one = judge(fault, control, arm, {"instep": "right"}, {"instep": "planted"})
+    assert (one.found, one.named_by, one.void) == (says is not None, "check" if says else "", "")
 
 
 TEXT = '''"""A module."""

@@ -25,7 +25,7 @@ from instep.verdict import Exit, Tier
 from .catalogue import FAMILY_OF
 from .catalogue.fault import BARE, Expected, Fault
 from .fault_runs import Arm, Said
-from .plant import PACKAGES
+from .plant import ENGINE
 
 TIERS = [tier.value for tier in Tier]
 MADE_OF = {Experts.name, Grown.name}  # checks of T4 that compare the numbers from which a choice was made
@@ -36,7 +36,6 @@ NAMERS = ("check", "bank", HYPOTHESIS)
 # Codes of problems without an explanation, and sentences, that name no mistake, if the catalogue does not state the
 # sentence that does. An error names it by the file, the line and the function, next to the event and the op.
 NAMELESS, NO_NAME = ("poison", "not_finite", "unidentified"), re.compile(f"{BARE.pattern}|is poison")
-PLANTED = tuple(f"{package}/" for package in PACKAGES if package != "instep")  # files of an engine begin so
 LOCATED = 0.95  # share of the faults that fire which must be located exactly
 
 
@@ -118,7 +117,7 @@ class Judged:
         explained = first["explained"]
         at = first.get("raised")  # None: the engine raised nothing, and its answer has a wrong form
         if self.unknown and first.get("code") == "failed" and at is not None:
-            return "check" if at["file"].startswith(PLANTED) and at["line"] and at["function"] else ""
+            return "check" if at["file"].startswith(ENGINE) and at["line"] and at["function"] else ""
         nameless = explained is None and first.get("code") in NAMELESS
         if self.unknown and explained is None and self._breaks_a_contract(first):
             return "check"

@@ -4,6 +4,7 @@ Leaves out: comparing two runs (`compare_with_control.py`).
 """
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +14,19 @@ from typing import Any
 
 import msgspec
 
+from instep.checks.check_interface import NOWHERE
+from instep.finding_problem import Problem
+from instep.report.outcome_data import finding
 from instep.setting import Setting
-from instep.verdict import Exit
+from instep.verdict import Comparison, Exit, Raised, Tier
 
 from . import plant
 from .free_run import POLICY
 
+# A frame of a traceback, as Python prints it; without a function for a syntax error.
+FRAME = re.compile(r'^ +File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$', re.MULTILINE)
+MODULE = "<module>"
+FAILED = "the harness itself failed: "  # a line on stderr, after the name of the command
 # Tokens of a request in the free run; interpreted kernels take a hundred times as long per token.
 TOKENS, INTERPRETED_TOKENS = 64, 10
 
@@ -120,10 +128,36 @@ def _of_command(folder: Path, out: Path, words: Sequence[str]) -> tuple[Arm, dic
     """
     code, seconds, error = _ran(lambda: plant.run(folder, *words))
     if not out.exists():
-        return Arm(code, seconds, error=error or "no result"), None
+        found = _not_started(folder, words) if code in (Exit.BAD_INPUT, Exit.HARNESS_FAILED) else None
+        findings, message = ((), "") if found is None else ((found,), f"DIVERGED  {found['diagnosis']}")
+        return Arm(code, seconds, findings, message=message, error=error or "no result"), None
     run: dict[str, Any] = json.loads(out.read_text().replace(f"{folder}/", ""))["runs"][0]
     return Arm(code, seconds, tuple(run["findings"]), served=run["served"], of=run["of"],
                message=run["message"] or ""), run  # fmt: skip
+
+
+def _not_started(folder: Path, words: Sequence[str]) -> dict[str, Any] | None:
+    """The finding that an engine of that folder cannot be imported, or is refused; None: anything else is wrong.
+
+    All other errors of the engine are findings of the run itself, and a failure of the harness is none.
+    """
+    told = plant.run(folder, *words, traceback=True).stderr.replace(f"{folder}/", "")
+    frames = [(frame["file"], int(frame["line"]), frame["function"] or MODULE) for frame in FRAME.finditer(told)
+              if frame["file"].startswith(plant.ENGINE)]  # fmt: skip
+    (_, _, said), raised = told.strip().rpartition("\n")[-1].partition("instep: "), None
+    if not said.startswith(FAILED):
+        problem = Problem("failed", f"the engine is refused: {said}")
+    elif any(function == MODULE for _, _, function in frames):
+        (kind, _, says), (file, line, function) = said.removeprefix(FAILED).partition(": "), frames[-1]
+        problem = Problem("failed", f"the engine cannot be imported: {kind} ({says}) at {file} line {line}")
+        raised = Raised(kind, says, file, line, function, "", told)
+    else:
+        return None
+    found = finding(Comparison(
+        "interface", Tier.IDENTITY, 0, "start", NOWHERE, elements=1, worst=1.0, allowed=0.0, problem=problem,
+        raised=raised,
+    ))  # fmt: skip
+    return {**msgspec.to_builtins(found), "where": "before the first event"}
 
 
 def _ran(run: Callable[[], subprocess.CompletedProcess[str]]) -> tuple[int | None, float, str]:

@@ -31,6 +31,7 @@ class Runs(Protocol):
 
 
 PACKAGES = ("instep_reference", "instep_optimized", "instep")  # may have edits; a result has their digests
+ENGINE = tuple(f"{package}/" for package in PACKAGES if package != "instep")  # files of an engine begin so
 COPIED = (*PACKAGES, "instep_proof")  # runs of faults are in the last one
 TIMEOUT_S = 300.0
 forks: Runs | None = None  # makes the processes of runs (`forks.warm`); None: each is a new Python
@@ -76,14 +77,18 @@ def digests(folder: Path) -> dict[str, str]:
     return {package: source_digest(folder / package) for package in PACKAGES}
 
 
-def run(folder: Path, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `instep ARGS` with the packages of that folder alone, as a user would."""
-    return run_python(folder, "-c", "from instep.cli import main; main()", *args, cwd=cwd)
+def run(
+    folder: Path, *args: str, cwd: Path | None = None, traceback: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run `instep ARGS` with the packages of that folder alone, as a user would. traceback: of any error, on stderr."""
+    return run_python(folder, "-c", "from instep.cli import main; main()", *args, cwd=cwd, traceback=traceback)
 
 
-def run_python(folder: Path, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_python(
+    folder: Path, *args: str, cwd: Path | None = None, traceback: bool = False,
+) -> subprocess.CompletedProcess[str]:
     """Run `python ARGS` with the packages of that folder first (`-P`: not the working directory)."""
-    env = environment() | {"PYTHONPATH": str(folder)}
+    env = environment() | {"PYTHONPATH": str(folder)} | ({"INSTEP_TRACEBACK": "1"} if traceback else {})
     if forks is not None:
         return forks.run(args, cwd or folder, env, TIMEOUT_S)
     return subprocess.run(
