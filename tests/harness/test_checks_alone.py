@@ -257,7 +257,7 @@ def test_poison_in_results_is_counted_and_its_first_row_named(monkeypatch: pytes
     tensor = torch.zeros(4, 2)
     tensor[1, 0] = -torch.tensor(torch.nan)
     (found,) = Poison()._seen(given, TRUNK, tensor, torch.nan, None)
-    assert "1 of 8 elements are NaN, but not with the bits" in found.diagnosis and found.request == "of row 1"
+    assert "1 of 8 elements is NaN, but not with the bits" in found.diagnosis and found.request == "of row 1"
     tensor[2:] = torch.nan
     (found,) = Poison()._seen(given, TRUNK, tensor, torch.nan, None)
     assert found.diagnosis.startswith("4 of 8 elements are poison (nan), the first in row 2")

@@ -217,7 +217,7 @@ def test_mistake_is_named_by_its_check(trace: Trace, plant: Callable[..., None],
 def test_broken_contract_is_reported_with_a_later_exception(trace: Trace) -> None:
     verdict = replayed(trace, "support.wrong.ops:SHORT")
     assert {finding.check for finding in verdict.findings} == {"contracts", "serves"}
-    assert verdict.findings[0].diagnosis == "op gated_norm (trunk.0.gated): 0 rows came back, 3 are due"
+    assert verdict.findings[0].diagnosis == "op gated_norm (trunk.0.gated): rows that came back: 0; due: 3"
 
 
 def test_findings_of_a_check_are_kept_when_it_raises(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:

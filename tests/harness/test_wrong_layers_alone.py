@@ -534,7 +534,7 @@ def test_labels_may_depend_on_a_state_inside_the_last_window(monkeypatch: pytest
         found = named_tensors(wrong_labels.FAMILIES["update"](case, span))
         _, recalled, *others = found
         assert recalled == wrong_labels.NAMES["nothing-recalled"].sentence
-        assert others == [f"depends on the state after {count} tokens of the last window; 1 were accepted"
+        assert others == [f"depends on the state after {count} tokens of the last window; 1 was accepted"
                             for count, _ in said]  # fmt: skip
         for wrong, (_, chain) in zip((found[name] for name in (theirs, *others)), [(0, 44), *said], strict=True):
             own, made = wrong_labels.code(case.finding.place), []

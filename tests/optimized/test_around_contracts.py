@@ -160,7 +160,7 @@ def test_results_of_the_wrong_length_and_views_on_inputs_are_named() -> None:
     x = torch.zeros(2, 3)
     around(lazy, unseen, contracts(found.append)).add(x=x, y=x, to=Place("trunk", 0, "residual"))
     assert found == [
-        "add (trunk layer 0 residual): 1 rows came back, 2 are due",
+        "add (trunk layer 0 residual): rows that came back: 1; due: 2",
         "add (trunk layer 0 residual): a result is a view on an input",
     ]
 

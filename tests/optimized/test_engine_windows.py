@@ -321,7 +321,7 @@ def test_pages_hold_the_rows_of_all_beams(checkpoint: Checkpoint) -> None:
     room = replace(GROWN, topk=8, num_draft_tokens=5, page_size=4, pages=(1, 2, 3, 4), max_tokens=9)
     subject = engine(checkpoint, room=room)
     begin(subject, (3,), root=4)
-    with pytest.raises(OutOfCapacity, match="KV pages are needed"):
+    with pytest.raises(OutOfCapacity, match="KV pages: "):
         subject.draft(("a",))
     assert len(subject.pages()["a"]) == 1
     subject = engine(checkpoint, room=replace(room, pages=(1, 2, 3, 4, 5)))

@@ -366,7 +366,7 @@ def test_a_result_of_the_wrong_length_is_named() -> None:
     sound = PLAIN.place_rows(**GIVEN["place_rows"])
     lazy = replace(PLAIN, place_rows=lambda **given: sound._replace(count=sound.positions[:1].clone()))
     around(lazy, unseen, contracts(found.append)).place_rows(**GIVEN["place_rows"])
-    assert found == ["place_rows: 1 rows came back, 2 are due"]
+    assert found == ["place_rows: rows that came back: 1; due: 2"]
 
 
 def _broken(op: str, **change: Any) -> list[str]:

@@ -55,7 +55,7 @@ def test_pages_grow_in_order_and_are_never_trimmed() -> None:
 def test_a_growth_that_does_not_fit_changes_nothing() -> None:
     pages = PageTable((1, 2, 3), 4)
     pages.grow([("a", 4)])
-    with pytest.raises(OutOfCapacity, match="3 more KV pages are needed and 2 are free"):
+    with pytest.raises(OutOfCapacity, match="KV pages: 3 more needed, 2 free"):
         pages.grow([("a", 8), ("b", 8)])
     assert pages.owned() == {"a": [1]}
     assert pages.grown([("b", 8)]) == {"b": [2, 3]}

@@ -78,7 +78,7 @@ def test_pages_and_tokens_count_nodes(checkpoint: Checkpoint) -> None:
         subject.forward((Row("a", "verify"), Row("b", "verify")))
     subject.forward((Row("b", "verify"),))
     subject.commit(("b",), (Path((1, 3), 9),))
-    with pytest.raises(OutOfCapacity, match="1 more KV pages are needed and 0 are free"):
+    with pytest.raises(OutOfCapacity, match="KV pages: 1 more needed, 0 free"):
         subject.draft(("b",), ((1, 2, 3),), ((0, 0, 0),))
 
 

@@ -31,6 +31,7 @@ from instep_reference.contract.sampling import Sampling
 from instep_reference.contract.shards import Shard
 from instep_reference.sampling import Drawing
 
+from ..checks.check_interface import counted
 from ..generate.sampling_inputs import Drawn
 from ..setting import WIDTHS
 from ..subject.declared_rounding import Declared, declared
@@ -79,8 +80,8 @@ class Attached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         found = [f"the recorder stopped: {self.stopped}"] if self.stopped else []
         found += [f"the engine has no {name} that the recorder knows: {why}" for name, why in self.missing.items()]
         if self.left_out:
-            found.append(f"{self.left_out} requests that sample, or have a penalty, a grammar or an adapter, "
-                         "were not recorded")  # fmt: skip
+            found.append(f"not recorded: {counted(self.left_out, 'request')} with sampling, a penalty, a grammar or "
+                         "an adapter")  # fmt: skip
         if self.no_states:
             return [*found, f"no states were recorded: {self.no_states}"]
         layers = ", ".join(map(str, self.layers))

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
-from ..checks.check_interface import counted
+from ..checks.check_interface import counted, verb
 from ..report import outcome_data
 from ..report.divergence_message import message, numbers, where
 from ..report.document import Data, Document, Listing, findings, matrix, messages, short, totals, word
@@ -57,7 +57,8 @@ def _notes(audit: Audit, verbose: bool) -> Iterator[str]:
     if counts.windows:
         cut = len(audit.verdict.skipped)
         some = f"; {counted(cut, 'count')} not judged: {audit.verdict.skipped[0].reason}" if cut else ""
-        yield f"windows: {counts.windows}, with {counts.drafts} drafts; {counts.accepted} were accepted{some}"
+        taken = f"{counts.accepted} {verb(counts.accepted, 'was', 'were')} accepted"
+        yield f"windows: {counts.windows}, with {counted(counts.drafts, 'draft')}; {taken}{some}"
         yield f"step counts: {_steps(audit)}"
         yield f"drafts: {_drafts(audit)}"
     if audit.assumed:

@@ -17,7 +17,7 @@ from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.event_log import EventLog, Room
 from ..watch.pool_addresses import stands
-from .check_interface import TellsOnce
+from .check_interface import TellsOnce, verb
 
 ALIGNED = 16  # elements of a pitch and bytes of a base that kernels may assume (2-semantics, Invariance)
 
@@ -70,8 +70,8 @@ def judged(
             continue
         due = [*_needs(region, log.room, max(windows, default=0)), *_layout(region, log.room, blocks)]
         needs = [*due, *(_guards(region) if log.guarded else ())]
-        short = [f"{region.name} has {has} {what}; {needed} are needed{why}" for what, has, needed, why in needs
-                 if has < needed]  # fmt: skip
+        short = [f"{region.name} has {has} {what}; {needed} {verb(needed, 'is', 'are')} needed{why}"
+                 for what, has, needed, why in needs if has < needed]  # fmt: skip
         yield _compared(region, event, kind, len(needs), short)
 
 

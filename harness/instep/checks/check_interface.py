@@ -122,6 +122,11 @@ def counted(count: int, what: str = "token", many: str | None = None) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {many or f'{what}s'}"
 
 
+def verb(count: int, one: str, many: str) -> str:
+    """The form of a verb after a count: 1 of 3 differs, 2 of 3 differ"""
+    return one if count == 1 else many
+
+
 def at_end(count: int, what: str = "token", end: str = "last") -> str:
     """last token, last 2 tokens, first position"""
     return f"{end} {what}" if count == 1 else f"{end} {count} {what}s"
@@ -136,10 +141,10 @@ def listed(what: str, numbers: Collection[int]) -> str:
     return f"{what}s {', '.join(map(str, ordered[:LISTED]))}{more}"
 
 
-def held(what: str, count: int, right: int, verb: str) -> WrongContent:
+def held(what: str, count: int, right: int, done: str) -> WrongContent:
     """holds the state after 2 tokens; 3 tokens were accepted"""
     after = f"after {counted(count)}" if count else "from before the step"
-    details = f"{after}; {counted(right)} {'was' if right == 1 else 'were'} {verb}"
+    details = f"{after}; {counted(right)} {verb(right, 'was', 'were')} {done}"
     return COUNT.known(what, details, state=("state", details))
 
 

@@ -21,7 +21,7 @@ from ..watch.event_context import EventContext, LastForward
 from ..watch.facts_for_later_events import last_forward
 from ..watch.memory_changes import pattern
 from ..watch.rows_by_request import whose
-from .check_interface import compared, held
+from .check_interface import compared, held, verb
 from .prefix_findings import FINAL, of_prefix
 from .unchanged_bytes import came_back, kept_of
 
@@ -88,7 +88,8 @@ class Labels:
         partly = int(wrong.sum())
         if partly < wrong.numel():
             first_at = tuple(wrong.nonzero()[0].tolist())
-            return Problem("differs", f"{partly} of {wrong.numel()} elements are wrong, the first at {first_at}")
+            which = f"{partly} of {wrong.numel()} elements {verb(partly, 'is', 'are')} wrong"
+            return Problem("differs", f"{which}, the first at {first_at}")
         first = int(found.flatten()[0]) & MASK
         chain = states_of_window(last_forward(context), name, place.layer) if place.component == "state" else []
         if first in chain:

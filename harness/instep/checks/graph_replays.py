@@ -16,7 +16,7 @@ from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.event_log import GraphReplay
 from ..watch.rows_by_request import row_spans
-from .check_interface import NOWHERE, TellsOnce, said_of
+from .check_interface import NOWHERE, TellsOnce, counted, said_of, verb
 
 KINDS = ("verify", "decode")  # kinds of rows that graphs of rounds serve, each alone or both together
 PROMPT = "prompt"  # key of a graph for a forward with a prompt; TREES if its windows may be trees
@@ -82,8 +82,9 @@ class Graphs(TellsOnce):
             said = [*_inputs(replay), *_slots(context, replay, requests), *_kinds(context, replay, requests)]
             said += [*_prompt(context, replay), *_ran(context, replay)]
             if replay.freed:
-                said.append(f"{replay.freed} inputs of the graph {replay.key} for {replay.bucket} were freed after it "
-                            "was captured; a replay reads what others write there")  # fmt: skip
+                said.append(f"{counted(replay.freed, 'input')} of the graph {replay.key} for {replay.bucket} "
+                            f"{verb(replay.freed, 'was', 'were')} freed after it was captured; "
+                            "a replay reads what others write there")  # fmt: skip
             elements = sum(len(own) for _, own, _ in replay.inputs.values())
             of = replay.stage if said and (context.stages or context.group) is not None else None
             yield said_of(self, context, NOWHERE, elements, said, rank=of)

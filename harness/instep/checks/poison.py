@@ -19,7 +19,7 @@ from ..watch.event_context import EventContext
 from ..watch.memory_changes import Looked, bits, pattern
 from ..watch.pool_addresses import stands, unit_word
 from ..watch.rows_by_request import whose
-from .check_interface import TellsOnce, compared, counted
+from .check_interface import TellsOnce, compared, counted, verb
 
 SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 IN_FLIGHT = BLOCKS  # undefined between a verify and its commit
@@ -101,7 +101,7 @@ class Poison(TellsOnce):
             first = int(wrong.flatten(1).any(1).nonzero()[0]) if wrong.dim() > 1 else int(wrong.nonzero()[0])
             request = request or whose(context, place, first)
             what = f"poison ({poison:g})" if wrong is own else "NaN, but not with the bits of the poison"
-            said = f"{count} of {tensor.numel()} elements are {what}, the first in row {first}"
+            said = f"{count} of {tensor.numel()} elements {verb(count, 'is', 'are')} {what}, the first in row {first}"
         yield compared(self, context, place, tensor.numel(), count, Problem.of(said, "poison"), request=request)
 
 

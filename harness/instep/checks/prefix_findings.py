@@ -16,7 +16,7 @@ from ..oracle.storage_rounding import kept_states, numbers_and_scales, rounded
 from ..verdict import Comparison
 from ..watch.event_context import EventContext, LastForward
 from ..watch.rows_by_request import rows
-from .check_interface import counted
+from .check_interface import counted, verb
 from .wrong_state_bank import ZERO
 
 FINAL = Place("trunk", AFTER_LAYERS, "final")  # row of the last token of a prefix, which the draft head reads at a load
@@ -139,7 +139,7 @@ def others_kept(
     for request, state in context.subject.after.items():
         held = dict(state.parts()).get(place)
         if held is not None and request != but:
-            of = f"after {counted(state.length)}; {counted(count)} {'was' if count == 1 else 'were'} tracked"
+            of = f"after {counted(state.length)}; {counted(count)} {verb(count, 'was', 'were')} tracked"
             yield HAS_NOW.known(request, of), held[: len(due)]
     for under, kept in context.earlier.saved.items():
         held = dict(kept.state.parts()).get(place)

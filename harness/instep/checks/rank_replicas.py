@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ..finding_problem import Problem
 from ..verdict import Comparison, Tier
 from ..watch.event_context import EventContext
-from .check_interface import NOWHERE, compared
+from .check_interface import NOWHERE, compared, verb
 
 
 class Replicas:
@@ -31,6 +31,6 @@ class Replicas:
                 if one.zero or one.like is not None:
                     head = "zeros" if one.zero else f"the KV head of rank {one.like}"
                     holds = f"{head}, not a copy of the one of rank {one.other}"
-                says = f"rank {one.rank} holds {holds}: {count} differ"
+                says = f"rank {one.rank} holds {holds}: {count} {verb(one.differing, 'differs', 'differ')}"
                 yield compared(self, context, one.place, one.elements, one.differing, Problem("differs", says),
                                request=one.request, rank=one.rank)  # fmt: skip

@@ -14,6 +14,7 @@ from instep_reference.contract.place_names import Place
 from ..finding_problem import Problem
 from ..tier_allowances import LUCK, TIES_ALWAYS, TIES_CAP, YARDSTICK_FACTOR, granted
 from ..verdict import Comparison, Tier
+from .check_interface import verb
 from .error_measurement import Spot, measured
 
 # A tensor of one draw of the rounded run, and the least error that the draw counts as.
@@ -119,5 +120,6 @@ class Ties:
             yield Comparison(
                 check, Tier.DECISIONS, event, kind, place, elements=self.made, worst=float(self.ties), allowed=cap,
                 undecided=self.ties,
-                problem=Problem("undecided", f"{self.ties} of {self.made} {self.what} were ties: too many"),
+                problem=Problem("undecided", f"{self.ties} of {self.made} {self.what} "
+                                f"{verb(self.ties, 'was a tie', 'were ties')}: too many"),
             )

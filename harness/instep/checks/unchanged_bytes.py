@@ -25,7 +25,7 @@ from ..watch.facts_for_later_events import last_forward
 from ..watch.memory_changes import Trespass, bits
 from ..watch.pool_addresses import stands, unit_word
 from ..watch.rows_by_request import row_spans, rows
-from .check_interface import compared, counted, exact
+from .check_interface import compared, counted, exact, verb
 from .prefix_findings import (
     ALSO,
     FINAL,
@@ -405,7 +405,8 @@ class Bytes:
             wrong = int(off.sum()) * right.element_size()
             first = tuple(off.nonzero()[0].tolist())
             total = elements * right.element_size()
-            problem = Problem("differs", f"{wrong} of {total} bytes differ, the first at {first}")
+            off_by = f"{wrong} of {total} bytes {verb(wrong, 'differs', 'differ')}"
+            problem = Problem("differs", f"{off_by}, the first at {first}")
             sides = Sides(found, right, wrongs)
         return compared(self, context, place, elements, wrong, problem, request=request, sides=sides)
 

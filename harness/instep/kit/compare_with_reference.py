@@ -25,6 +25,7 @@ from instep_reference.contract.place_names import Place, unseen
 from instep_reference.contract.recurrences import GDN, RECURRENCES, Recurrence
 from instep_reference.weights import Weights
 
+from ..checks.check_interface import verb
 from ..checks.error_measurement import Spot, granted_error, measured
 from ..checks.ops_on_own_inputs import before_storage
 from ..finding_problem import Problem
@@ -279,7 +280,7 @@ class CaseRun:
                 continue
             alike = x is not None and x.shape == due.shape and x.dtype == due.dtype
             wrong = int((_bytes(x) != _bytes(due)).any(-1).sum()) if alike and x is not None and due.numel() else 0
-            says = f"{wrong} of {due.numel()} are not those of plain" if alike else _unlike(x, due)
+            says = f"not those of plain: {wrong} of {due.numel()}" if alike else _unlike(x, due)
             yield self._told("bits", Tier.BITWISE, _at(self.case, "result"), max(due.numel(), 1),
                              wrong if alike else 1, f"{name}: {says}")
 
@@ -383,7 +384,7 @@ def _other_memory(due: Written, truth: Right) -> Iterator[tuple[str, Tensor]]:
     for other in truth.written:
         if other.pool == due.pool and other.block.shape == due.block.shape:
             says = f"of request {other.request}" if other.request != due.request else (
-                f"after {_tokens(other.row + 1)}; {due.row + 1} were due")
+                f"after {_tokens(other.row + 1)}; {due.row + 1} {verb(due.row + 1, 'was', 'were')} due")
             yield f"holds the memory {says}", other.block
     yield "holds it with its last two axes exchanged", due.block.mT.reshape(due.block.shape)
 

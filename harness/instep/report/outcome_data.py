@@ -198,7 +198,8 @@ def _skips(skipped: Sequence[Skipped]) -> Iterator[str]:
     for skip in skipped:
         alike.setdefault((skip.check, skip.reason), []).append(skip)
     for (check, reason), skips in alike.items():
-        said = f"{len(skips)} times" if check == "played" else f"{check} did not compare {len(skips)} times:"
+        times = counted(len(skips), "time")
+        said = times if check == "played" else f"{check} did not compare {times}:"
         yield f"{said} {reason}{f', first at event {skips[0].event}, {skips[0].where}' * bool(skips[0].where)}"
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
+from instep.checks.check_interface import verb
 from instep.checks.experts import Experts
 from instep.checks.grown_trees import Grown
 from instep.report.result import Session as Called
@@ -204,7 +205,8 @@ class Result:
             said.append(f"found by tokens or acceptance alone: {', '.join(only)}")
         if len(elsewhere) > (1 - LOCATED) * sum(not one.unknown for one in fired):
             known = sum(not one.unknown for one in fired)
-            said.append(f"{known - len(elsewhere)} of {known} are located exactly, {LOCATED:.0%} must be; "
+            there = known - len(elsewhere)
+            said.append(f"{there} of {known} {verb(there, 'is', 'are')} located exactly, {LOCATED:.0%} must be; "
                         f"not {', '.join(elsewhere)}")  # fmt: skip
         return tuple(said)
 

@@ -36,7 +36,7 @@ class PageTable:
         wanted = sum(missing.values())
         free = list(islice(self._free(), wanted)) if wanted else []  # most rounds want none and skip the search
         if wanted > len(free):
-            raise OutOfCapacity(f"{wanted} more KV pages are needed and {len(free)} are free")
+            raise OutOfCapacity(f"KV pages: {wanted} more needed, {len(free)} free")
         lists: dict[str, list[int]] = {}
         for request, count in missing.items():
             lists[request] = self.of(request) + free[:count]  # a new list: the owned one does not change here

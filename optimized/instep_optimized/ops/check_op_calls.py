@@ -118,7 +118,7 @@ def _after(name: str, given: dict[str, Any], result: Any) -> Iterator[str]:
         if not isinstance(tensor, torch.Tensor):
             continue
         if tensor.shape[0] != due:
-            yield f"{tensor.shape[0]} rows came back, {due} are due"
+            yield f"rows that came back: {tensor.shape[0]}; due: {due}"
         if not tensor.numel():
             continue
         if memory_of(tensor) in inputs:

@@ -17,6 +17,7 @@ from instep_reference.contract.label_algebra import MIX_A, MIX_B, MIX_C, MIX_D, 
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 from instep_reference.label_mixing import MASK, mix
 
+from ...checks.check_interface import counted, verb
 from ...checks.exact_labels import folded, states_of_window
 from ...checks.wrong_state_bank import BANK
 from ...oracle.miscounted_states import FROM_ZERO
@@ -124,8 +125,9 @@ def _of_chain(make: Callable[[int, Sequence[int], int], int], what: str) -> Fami
         held = None if now is None or not nodes else heads(now.state[place.layer][None])[0]
         for count, chain in enumerate(nodes):
             if held in nodes and chain != held:
-                yield Explanation(f"depends on the state after {count} tokens of the last window; "
-                                  f"{nodes.index(held)} were accepted", behind(chain))  # fmt: skip
+                taken = nodes.index(held)
+                yield Explanation(f"depends on the state after {counted(count)} of the last window; {taken} "
+                                  f"{verb(taken, 'was', 'were')} accepted", behind(chain))  # fmt: skip
 
     return family
 

@@ -17,7 +17,7 @@ from instep.setting import Setting
 from instep_reference.contract.place_names import Place
 
 # Sentences that give only the size or the place of an error. They do not name a mistake.
-BARE = re.compile("relative error|bytes differ|is wrong|not finite|NaN|unknown|next_num_steps requests|"
+BARE = re.compile("relative error|bytes differ|(is|are) wrong|not finite|NaN|unknown|next_num_steps requests|"
                   "labels that do not belong")
 
 CHANGE = re.compile("{(.*?) => (.*?)}", re.DOTALL)
