@@ -277,7 +277,7 @@ def test_nothing_in_the_contract_computes() -> None:
 OF_ONE_KIND = {
     "instep.adapters.dense", "instep.adapters.pooled", "instep.adapters.sglang_ring", "instep.kit.cases.conv_and_gdn",
     "instep.kit.compare_with_reference", "instep.kit.expected_results", "instep_optimized.ops.fused",
-    "instep_proof.calibrate.injected_errors", "instep_speed.bench.drawn_rows",
+    "instep_proof.calibrate.graded_errors", "instep_speed.bench.drawn_rows",
 }
 TABLE = "instep_reference.contract.recurrences"
 

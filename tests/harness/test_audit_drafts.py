@@ -16,7 +16,7 @@ from instep.audit import token_origins
 from instep.audit.audit import audit
 from instep.audit.token_origins import Text, Window, told
 from instep.audit.tokens import Drafts, Measured, _count
-from instep.checks.sampling_bounds import Row, reachable, sure
+from instep.checks.sampled_tokens import Row, reachable, sure
 from instep.trace.event_rules import EventRules
 from instep.verdict import Exit
 from instep_reference.acceptance import chain

@@ -20,7 +20,7 @@ from instep.checks import (
     known_wrong_states,
     op_call_contracts,
     prefix_findings,
-    rank_collectives,
+    ranks,
     recomputed_values,
     unchanged_bytes,
     unused_positions,
@@ -29,7 +29,7 @@ from instep.checks.declared_writes import Bounds
 from instep.checks.error_measurement import Spot, granted_error, measured
 from instep.checks.exact_labels import folded, states_of_window
 from instep.checks.experts import Experts
-from instep.checks.grown_tree_mistakes import MISTAKES as TREES
+from instep.checks.grown_trees import MISTAKES as TREES
 from instep.checks.leaks import Leaks
 from instep.checks.poison import Poison
 from instep.checks.tensor_and_choice_judgement import flips, judge
@@ -286,7 +286,7 @@ def test_collectives_are_those_that_each_place_needs() -> None:
                          ([reduced, more], [(core, "went through all_reduce, and needs no such collective")])):
         given = context(ranks=SimpleNamespace(calls=[calls]), event=None, expected=SimpleNamespace(topk=None),
                         subject=SimpleNamespace(places={mixer: 0, core: 0}))  # fmt: skip
-        found = [*rank_collectives.Collectives()(given)]
+        found = [*ranks.Collectives()(given)]
         assert [(one.place, one.diagnosis) for one in found if not one.agrees] == wrong
         assert all((one.elements, one.worst) == (1, 1.0) for one in found if not one.agrees)
 
@@ -295,9 +295,9 @@ def test_the_first_call_in_which_a_rank_differs_is_named() -> None:
     for mine, theirs, says in (("ab", "ac", "at call 1 rank 2 is b; rank 0 is c"),
                                ("a", "ab", "at call 1 rank 2 is done; rank 0 is b"),
                                ("abc", "ab", "at call 2 rank 2 is c; rank 0 is done")):  # fmt: skip
-        problem = rank_collectives.differing(2, tuple(mine), tuple(theirs))  # type: ignore[arg-type]
+        problem = ranks.differing(2, tuple(mine), tuple(theirs))  # type: ignore[arg-type]
         assert problem is not None and problem.clause == says
-    assert rank_collectives.differing(2, (), ()) is None
+    assert ranks.differing(2, (), ()) is None
 
 
 def test_the_bucket_is_the_smallest_that_has_room() -> None:

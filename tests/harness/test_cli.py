@@ -341,7 +341,7 @@ def test_every_command_can_show_its_traceback(
         raise RuntimeError("a wheel came off")
 
     monkeypatch.setattr(place, broken)
-    monkeypatch.setattr("instep_proof.faults.run_in_forks.warm", nullcontext)  # nothing is run
+    monkeypatch.setattr("instep_proof.faults.plant.warm", nullcontext)  # nothing is run
     if command == "record":
         for name in ("read_policy", "read_prompts"):
             monkeypatch.setattr(f"instep.trace.policy.{name}", lambda path: policy())

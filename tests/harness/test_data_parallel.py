@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from instep.checks.data_parallel_group import Group
+from instep.checks.ranks import Group
 from instep.diagnose import diagnose
 from instep.report.outcome_data import why_inconclusive
 from instep.run.replay import Outcome, Replay

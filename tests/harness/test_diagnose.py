@@ -25,7 +25,7 @@ from instep.checks.wrong_state_inputs import Scene, add, step
 from instep.diagnose import RunHistory, explained, explanation_bank
 from instep.diagnose.mistakes.explanation_fit import best
 from instep.diagnose.mistakes.finding_case import Case, Explanation
-from instep.diagnose.mistakes.misplaced_entries import elsewhere
+from instep.diagnose.mistakes.wrong_rows import elsewhere
 from instep.finding_problem import UNEXPLAINED, Explained, Problem
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation

@@ -17,11 +17,9 @@ from instep.checks.known_wrong_states import Directed, Looked, grouped, look
 from instep.checks.poison import poisoned
 from instep.checks.unchanged_bytes import Bytes
 from instep.checks.wrong_conv_windows import shifted
-from instep.checks.wrong_ring_states import RUN_AGAIN
-from instep.checks.wrong_state_bank import BANK, wrong_states
+from instep.checks.wrong_ring_states import RUN_AGAIN, overfull
+from instep.checks.wrong_state_bank import BANK, CHAIN, NODE, wrong_states
 from instep.checks.wrong_state_inputs import Scene, Wrong, step, wrong_of
-from instep.checks.wrong_states_of_full_rings import overfull
-from instep.checks.wrong_tree_states import CHAIN, NODE
 from instep.oracle.miscounted_states import IN_PART, TWICE, joined, lacking_oldest
 from instep.oracle.oracle import Oracle
 from instep.oracle.reordered_arithmetic import up_or_down

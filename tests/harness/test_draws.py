@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from instep.campaign.fuzz.draw_events import SAMPLINGS as FUZZED
-from instep.checks.sampled_tokens import CHILDREN, Said, against, choices, wrong_way
-from instep.checks.sampling_bounds import Row as DrawnRow
-from instep.checks.sampling_bounds import part, reachable, sure
+from instep.checks.sampled_tokens import CHILDREN, Said, against, choices, part, reachable, sure, wrong_way
+from instep.checks.sampled_tokens import Row as DrawnRow
 from instep.trace import seeded_coins
 from instep.trace.event_rules import EventRules, verified
 from instep.trace.policy import Arrival, read_policy

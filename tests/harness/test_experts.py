@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
-from instep.campaign.relations.row_by_row_ops import row_by_row
+from instep.campaign.relations.engine_modifications import row_by_row
 from instep.checks.accumulated_errors import OTHER_EXPERTS
 from instep.checks.experts import Experts
 from instep.diagnose import diagnose

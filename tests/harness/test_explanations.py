@@ -16,7 +16,7 @@ from instep.checks import for_labels
 from instep.checks.earlier_rounds import EarlierRounds
 from instep.checks.grown_trees import Scores
 from instep.checks.one_sided_errors import FEWEST_SAMPLES, LOOKS, Samples
-from instep.checks.sampling_bounds import Row, reachable
+from instep.checks.sampled_tokens import Row, reachable
 from instep.diagnose import RunHistory, explained
 from instep.diagnose.confirm_cause import _Climb
 from instep.diagnose.mistakes import (

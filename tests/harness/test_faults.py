@@ -27,7 +27,7 @@ from instep.run.replay import served
 from instep.setting import Setting
 from instep.verdict import Exit
 from instep_proof.commands.faults import A_TRIAL, _trials
-from instep_proof.faults import plant, result_data, run_in_forks
+from instep_proof.faults import plant, result_data
 from instep_proof.faults.campaign import campaign
 from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
 from instep_proof.faults.catalogue.fault import EXPECTED, Edit, Expected, Fault, of_family, recorded, speaking
@@ -453,7 +453,7 @@ def test_interrupted_campaign_keeps_what_was_judged_and_goes_on_with_the_rest(
             yield row(fault.id, 1)
 
     monkeypatch.setattr("instep_proof.faults.campaign.campaign", pressed_at_the_second)
-    monkeypatch.setattr("instep_proof.faults.run_in_forks.warm", nullcontext)  # nothing is planted
+    monkeypatch.setattr("instep_proof.faults.plant.warm", nullcontext)  # nothing is planted
     words = ("faults", FIRST.id, SECOND.id, THIRD.id, "--json", tmp_path / "a.json")
     ran = instep(*words)
     assert ran.code == Exit.INCONCLUSIVE and "interrupted" in ran.out, ran
@@ -553,7 +553,7 @@ def test_a_fork_ends_as_a_new_python_does(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(plant, "forks", None)  # that of the module
     new = plant.run_python(tmp_path, *ENDS[0][0])
     assert new.stdout == ENDS[0][2].format(folder=tmp_path), "a new Python"
-    with run_in_forks.warm():
+    with plant.warm():
         assert plant.forks is not None
         for words, code, output, error in ENDS:
             fork = plant.run_python(tmp_path, *words)
@@ -566,6 +566,6 @@ def test_a_fork_ends_as_a_new_python_does(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(plant, "TIMEOUT_S", 60.0)
         assert plant.run_python(tmp_path, "-c", "print(1)").stdout == "1\n", "one that was ended ends no other"
         lost = plant.run_python(tmp_path, "-c", "import os; os.kill(os.getppid(), 9)")
-        assert lost.returncode == run_in_forks.LOST and "every run is forked from has ended" in lost.stderr
+        assert lost.returncode == plant.LOST and "every run is forked from has ended" in lost.stderr
         assert plant.run_python(tmp_path, "-c", "print(1)").stdout == "1\n", "the server is started again"
     assert plant.forks is None

@@ -11,7 +11,7 @@ import pytest
 
 from instep.campaign.fuzz.drawn_run import Example
 from instep.campaign.fuzz.request_histories import Pair
-from instep.campaign.soak.drawn_rounds import Seeded, Turns
+from instep.campaign.soak.soak import Seeded, Turns
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import read

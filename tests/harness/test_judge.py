@@ -12,7 +12,7 @@ import torch
 
 from instep.checks.decisions import apart
 from instep.checks.error_measurement import Spot
-from instep.checks.sampling_bounds import Row
+from instep.checks.sampled_tokens import Row
 from instep.checks.tensor_and_choice_judgement import Chosen, Draw, Ties, chosen, flips, judge
 from instep.tier_allowances import LUCK, MARGIN_ERRORS, TIES_ALWAYS, allowed
 from instep.verdict import Tier

@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from instep import kit
-from instep.checks.grown_tree_mistakes import MISTAKES as TREES
+from instep.checks.grown_trees import MISTAKES as TREES
 from instep.checks.wrong_state_bank import BANK
 from instep.diagnose.mistakes import CATALOGUE as EVERY
 from instep.diagnose.mistakes import (
     constants,
     experts,
     explanation_fit,
-    misplaced_entries,
     norms,
     selective_states,
     wrong_memory,
@@ -245,7 +244,7 @@ def test_labels_that_several_ranks_add_are_multiples() -> None:
 def test_entries_that_are_in_their_place_are_only_shown_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two pages with two positions each; the request has the second page. Its entries lie there, or one page early."""
     units = torch.arange(4.0).view(2, 2, 1, 1)
-    monkeypatch.setattr(misplaced_entries, "_is_of", lambda region, case: True)
+    monkeypatch.setattr(wrong_rows, "_is_of", lambda region, case: True)
     region = SimpleNamespace(units=units, by="page", name="keys")
     for right, says in ((units[1], "is right in the pool, and wrong in what the engine shows of it"),
                         (units[0], "was written 2 positions too early, to page 0, position 0 of keys, not to page 1, "
@@ -254,7 +253,7 @@ def test_entries_that_are_in_their_place_are_only_shown_wrongly(monkeypatch: pyt
             granted=None, found=right - 9, right=right,
             finding=SimpleNamespace(place=Place("trunk", 0, "keys"), request="a"), context=SimpleNamespace(
                 regions=[region], expected=SimpleNamespace(pages_after={"a": (1,)})))  # fmt: skip
-        assert [one.sentence for one in misplaced_entries.elsewhere(case)] == [says]
+        assert [one.sentence for one in wrong_rows.elsewhere(case)] == [says]
 
 
 def test_experts_are_ranked_in_groups_by_their_scores_and_biases() -> None:

@@ -15,8 +15,8 @@ from instep import tier_allowances
 from instep.checks.error_measurement import granted_error
 from instep.checks.known_wrong_states import Directed, look, scene_of
 from instep.checks.recomputed_values import Derived
+from instep.checks.wrong_state_bank import branches
 from instep.checks.wrong_state_inputs import add, step
-from instep.checks.wrong_tree_states import branches
 from instep.lru_cache import forget
 from instep.oracle import chunked_yardstick
 from instep.oracle.oracle import Oracle

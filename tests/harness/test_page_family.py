@@ -255,7 +255,7 @@ def test_unwritable_page_is_refused_before_any_work(
 def test_faults_write_the_page_of_their_result(instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [judged("stale-tile")]
     monkeypatch.setattr("instep_proof.faults.campaign.campaign", lambda *given, **named: found)
-    monkeypatch.setattr("instep_proof.faults.run_in_forks.warm", nullcontext)  # nothing runs, so nothing is prepared
+    monkeypatch.setattr("instep_proof.faults.plant.warm", nullcontext)  # nothing runs, so nothing is prepared
     ran = instep("faults", "stale-tile", "--html", tmp_path / "p.html")
     page = Read((tmp_path / "p.html").read_text())
     assert ran.code == 0 and page.texts["span"] == ["all found"] and "instep faults stale-tile" in page.texts["pre"]

@@ -18,15 +18,14 @@ from instep.checks import (
     grown_trees,
     one_sided_errors,
     op_call_contracts,
-    pipeline_stages,
-    rank_location,
+    ranks,
     recomputed_values,
     sampled_tokens,
     unchanged_bytes,
 )
-from instep.checks.grown_tree_mistakes import MISTAKES as TREES
+from instep.checks.grown_trees import MISTAKES as TREES
 from instep.checks.poison import Poison
-from instep.checks.sampling_bounds import Row
+from instep.checks.sampled_tokens import Row
 from instep.checks.transfer_findings import MOST_ROWS, wrong_transfers
 from instep.oracle.storage_rounding import rounded
 from instep.tier_allowances import granted
@@ -66,7 +65,7 @@ def test_a_stage_replays_a_graph_for_each_micro_batch(monkeypatch: pytest.Monkey
 ])  # fmt: skip
 def test_the_first_wrong_field_of_a_relay_is_named(kind: Any, found: tuple[int, ...], says: str) -> None:
     context: Any = SimpleNamespace(subject=SimpleNamespace(answer=kind.__new__(kind)))
-    assert pipeline_stages._differing(context, found, (0, 0, 3, 2, 9, -1, 4, 5)) == f"received {says}"
+    assert ranks._differing(context, found, (0, 0, 3, 2, 9, -1, 4, 5)) == f"received {says}"
 
 
 def test_the_rank_with_the_largest_error_is_named_if_it_is_far_larger() -> None:
@@ -75,16 +74,16 @@ def test_the_rank_with_the_largest_error_is_named_if_it_is_far_larger() -> None:
     shard = Shard(1, (Segment(2, 2),))
     for wrong, rank in (([0.0, 0, 0, 1], 1), ([0, 1, 0, 0.4], 0), ([0, 1, 0, 0.5], None), ([0, 0.5, 0, 1], None),
                         ([0.0, torch.nan, 0, 1], 0), ([0.0] * 4, None)):  # fmt: skip
-        assert rank_location.part_at_fault(right + torch.tensor([wrong]), right, shard, 2) == rank
-    assert rank_location._error(right + torch.tensor([[3.0, 4.0, 0, 0]]), right) == pytest.approx((25 / 125) ** 0.5)
+        assert ranks.part_at_fault(right + torch.tensor([wrong]), right, shard, 2) == rank
+    assert ranks._error(right + torch.tensor([[3.0, 4.0, 0, 0]]), right) == pytest.approx((25 / 125) ** 0.5)
     labels = right.long()
     for changed, rank in ((1, 0), (3, 1), (None, None)):
         found = labels.clone()
         if changed is not None:
             found[0, changed] = 99
-        assert rank_location.part_at_fault(found, labels, shard, 2) == rank
-    assert rank_location.part_at_fault(None, right, shard, 2) is None
-    assert rank_location.part_at_fault(right[:, :2], right, shard, 2) is None
+        assert ranks.part_at_fault(found, labels, shard, 2) == rank
+    assert ranks.part_at_fault(None, right, shard, 2) is None
+    assert ranks.part_at_fault(right[:, :2], right, shard, 2) is None
 
 
 def test_rows_of_a_copy_are_shifted_by_every_number_of_positions() -> None:

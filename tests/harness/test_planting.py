@@ -14,8 +14,7 @@ import pytest
 from instep_proof.faults import plant
 from instep_proof.faults.catalogue import FAMILIES, by_id
 from instep_proof.faults.catalogue.fault import Edit, Wrap
-from instep_proof.faults.syntax_edit import replaced
-from instep_proof.faults.syntax_search import same
+from instep_proof.faults.syntax_edit import replaced, same
 from instep_reference.contract.errors import BadInput
 from support.running.covering import few
 from support.wrong.harmless import HARMLESS

@@ -18,10 +18,7 @@ import pytest
 import torch
 
 from instep.bundled import model
-from instep.checks.pipeline_stages import Stages
-from instep.checks.rank_agreement import Agreement
-from instep.checks.rank_collectives import Collectives
-from instep.checks.rank_replicas import Replicas
+from instep.checks.ranks import Agreement, Collectives, Replicas, Stages
 from instep.diagnose import diagnose
 from instep.run import rank_processes
 from instep.run.replay import Outcome, Replay

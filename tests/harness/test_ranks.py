@@ -14,9 +14,7 @@ from safetensors.torch import load_file, save_file
 from instep.bundled import fixtures
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
-from instep.checks.rank_agreement import Agreement
-from instep.checks.rank_collectives import Collectives
-from instep.checks.rank_replicas import Replicas
+from instep.checks.ranks import Agreement, Collectives, Replicas
 from instep.cli.record import make
 from instep.diagnose import diagnose
 from instep.kit.model_and_trace import PROMPTS

@@ -12,8 +12,7 @@ import pytest
 
 from documentation.blocks import blocks_of
 from instep import tier_allowances
-from instep.campaign.streams.run_stamped_trace import streamed
-from instep.campaign.streams.stream_check import Stream
+from instep.campaign.streams.run_stamped_trace import Stream, streamed
 from instep.checks import for_labels, for_numbers, of_ranks
 from instep.diagnose import confirm_cause, diagnose
 from instep.oracle.oracle import Oracle

@@ -17,7 +17,7 @@ import torch
 from instep.campaign import relations as table
 from instep.campaign.relations import NAMES, Held, held, relations, step_changes, worst
 from instep.campaign.relations.case import Case
-from instep.campaign.relations.compare_within_allowance import Yardstick
+from instep.campaign.relations.compare_records import Yardstick
 from instep.campaign.relations.request_timelines import (
     alone,
     as_traced,

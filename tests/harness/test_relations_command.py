@@ -14,7 +14,7 @@ import torch
 
 from instep.campaign.relations import Held, Relation, hold
 from instep.campaign.relations.case import Case
-from instep.campaign.relations.row_by_row_ops import row_by_row
+from instep.campaign.relations.engine_modifications import row_by_row
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized import load

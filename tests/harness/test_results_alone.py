@@ -18,17 +18,14 @@ import instep.diagnose
 from instep.checks import (
     accumulated_errors,
     capacity,
-    data_parallel_group,
     decisions,
     exact_labels,
     experts,
     graph_replays,
-    grown_tree_mistakes,
     grown_trees,
     of_ranks,
     recomputed_values,
     sampled_tokens,
-    sampling_bounds,
     trace_bookkeeping,
     unchanged_bytes,
     unused_positions,
@@ -38,7 +35,8 @@ from instep.checks.check_interface import NOWHERE
 from instep.checks.exact_labels import Labels
 from instep.checks.one_sided_errors import OneSided, Samples
 from instep.checks.op_call_contracts import Contracts
-from instep.checks.sampling_bounds import Row
+from instep.checks.ranks import with_ranks
+from instep.checks.sampled_tokens import Row
 from instep.checks.tensor_and_choice_judgement import Ties
 from instep.checks.trace_bookkeeping import Identity
 from instep.diagnose import confirm_cause, explanation_bank
@@ -149,7 +147,7 @@ def test_findings_about_a_request_name_its_replica() -> None:
     sides = {name: SimpleNamespace(places={}) for name in ("subject", "truth")}
     results = [finding(request="b"), finding(request="b", rank=3), finding(request="c")]
     for of_group, ranks in ((group, [1, 3, None]), (None, [None, 3, None])):
-        found = data_parallel_group.with_replicas(context(group=of_group, rounded=None, **sides), [*results])
+        found = with_ranks(context(ranks=None, stages=None, group=of_group, rounded=None, **sides), [*results])
         assert [one.rank for one in found if isinstance(one, Comparison)] == ranks
 
 
@@ -374,11 +372,11 @@ def test_the_order_of_a_window_is_no_order_of_its_scores() -> None:
 
 def test_the_tree_of_another_request_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     trees = {"a": ([4, 5], [0, 1]), "b": ([6, 7], [0, 0])}
-    monkeypatch.setattr(grown_tree_mistakes, "MISTAKES", ())
-    monkeypatch.setattr(grown_tree_mistakes, "grown_of", lambda context, side, name: grown(trees[name], said=()))
+    monkeypatch.setattr(grown_trees, "MISTAKES", ())
+    monkeypatch.setattr(grown_trees, "grown_of", lambda context, side, name: grown(trees[name], said=()))
     given = context(event=Draft(("a", "b")), subject=None, expected=SimpleNamespace(grown=2))
     for name, told, others in (("a", "b", 1), ("b", "a", 1), ("a", "a", 0)):
-        assert len(grown_tree_mistakes._fitting(given, name, trees[told])) == others
+        assert len(grown_trees._fitting(given, name, trees[told])) == others
 
 
 # -- sampling, one-sided errors ----------------------------------------------------------------------------
@@ -408,16 +406,16 @@ def test_a_token_within_the_largest_part_is_surely_drawn() -> None:
     logits = torch.tensor([0.4, 0.3, 0.3], dtype=torch.float64).log()
     for final, token in ((0.5, 0), (0.8, 1)):
         row = Row(logits, Drawing(Sampling(1.0, top_p=0.5), (9,), (-1,), (0.0, final)), 0)
-        assert row.drawn == token and sampling_bounds.sure(row, 0.0, torch.float64)
-        reached = [sampling_bounds.reachable(row, other, 0.0, torch.float64) for other in range(3)]
+        assert row.drawn == token and sampled_tokens.sure(row, 0.0, torch.float64)
+        reached = [sampled_tokens.reachable(row, other, 0.0, torch.float64) for other in range(3)]
         assert reached == [other == token for other in range(3)]
 
 
 def test_a_part_of_the_allowance_is_the_smallest_that_draws_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
     row = Row(torch.zeros(3), Drawing(Sampling(1.0), (9,), (-1,), (0.0, 0.5)), 0)
     for least in (0.3, 1.0, 1.2, 2.5, 100.0, math.inf):
-        monkeypatch.setattr(sampling_bounds, "reachable", lambda *given, least=least: given[-1] >= least)
-        assert least <= sampling_bounds.part(row, 0, 0.0, torch.float64) <= least + max(least, 1.0) / 500
+        monkeypatch.setattr(sampled_tokens, "reachable", lambda *given, least=least: given[-1] >= least)
+        assert least <= sampled_tokens.part(row, 0, 0.0, torch.float64) <= least + max(least, 1.0) / 500
 
 
 @pytest.mark.parametrize(("made", "expected", "cap"), [(10, 0.0, 3), (10, 2.0, 9), (1000, 2.0, 50)])

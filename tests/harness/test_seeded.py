@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.internal.conjecture.data import ConjectureData
 
 from instep.campaign.fuzz.same_draws_from_seed import by_seed_alone
-from instep.campaign.soak.drawn_rounds import Seeded
+from instep.campaign.soak.soak import Seeded
 from instep_reference.contract.errors import InstepError
 
 NUMBERS = st.lists(st.integers(10**6, 10**8), min_size=200, max_size=200)

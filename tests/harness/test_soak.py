@@ -12,7 +12,7 @@ import pytest
 from instep.campaign.fuzz import draw_events
 from instep.campaign.fuzz.campaign import Settings
 from instep.campaign.runner import TrialRunner
-from instep.campaign.soak import drawn_rounds, soak, totals
+from instep.campaign.soak import soak, totals
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import read
@@ -110,7 +110,7 @@ def test_permanent_memory_of_engines_stays_bounded(
 ) -> None:
     """They are rebuilt in time; no further copies are saved; all answers are compared where requests leave alone."""
     monkeypatch.setattr(soak, "STRETCHES", 2)
-    monkeypatch.setattr(drawn_rounds, "MOST_SAVED", 1)
+    monkeypatch.setattr(soak, "MOST_SAVED", 1)
     monkeypatch.setattr(draw_events, "INTERVALS", (None,))  # tracked prefixes have a bound of their own
     most, whole = [], []
     serve = soak.Example.serve
@@ -146,16 +146,16 @@ def test_refused_event_is_followed_by_one_that_frees_room(
 ) -> None:
     """Not by the same event again, which would be refused again."""
     behind: list[str] = []
-    turn = drawn_rounds.Turns.turn
+    turn = soak.Turns.turn
 
     def noted(self: Any) -> None:
         full, served = self._full, len(self.example.events)
-        roomy = any(self._may(kind) for kind in drawn_rounds.MAKES_ROOM)
+        roomy = any(self._may(kind) for kind in soak.MAKES_ROOM)
         turn(self)
         behind.extend([kind_of(self.example.events[served])] if full and roomy else [])
 
-    monkeypatch.setattr(drawn_rounds.Turns, "turn", noted)
+    monkeypatch.setattr(soak.Turns, "turn", noted)
     monkeypatch.setattr(soak, "Example", Ruled)
     monkeypatch.setattr(draw_events, "ROOMY", draw_events.TIGHT)
     soaking = soaked(model, tmp_path / "found", 60, stretch=30)
-    assert soaking.soaked.refused >= len(behind) > 2 and set(behind) <= {*drawn_rounds.MAKES_ROOM}
+    assert soaking.soaked.refused >= len(behind) > 2 and set(behind) <= {*soak.MAKES_ROOM}

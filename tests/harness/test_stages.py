@@ -14,7 +14,7 @@ import torch
 
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
-from instep.checks.pipeline_stages import Stages
+from instep.checks.ranks import Stages
 from instep.cli.record import make
 from instep.diagnose import diagnose
 from instep.kit.model_and_trace import PROMPTS

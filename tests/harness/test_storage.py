@@ -16,7 +16,7 @@ from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
 from instep.oracle import storage_rounding
 from instep.run.replay import Replay
-from instep.run.tensor_patching import as_kept
+from instep.run.run_variants import as_kept
 from instep.setting import FP8, Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier

@@ -16,9 +16,18 @@ from typer.testing import CliRunner
 from instep.bundled import fixtures
 from instep.campaign.streams import run_stamped_trace
 from instep.campaign.streams.run_stamped_trace import LEVELS, streamed
-from instep.campaign.streams.stamp_model import STAMPED, before_silu, config, stream_checkpoint
-from instep.campaign.streams.stamped_trace import relabelled
-from instep.campaign.streams.token_stamps import MOST_POSITIONS, Stamp, code, decoded, vocabulary
+from instep.campaign.streams.stamped_trace import (
+    MOST_POSITIONS,
+    STAMPED,
+    Stamp,
+    before_silu,
+    code,
+    config,
+    decoded,
+    relabelled,
+    stream_checkpoint,
+    vocabulary,
+)
 from instep.cli import app
 from instep.setting import Setting
 from instep.trace.event_rules import verified

@@ -19,7 +19,7 @@ from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
 from instep.checks.grown_trees import Grown, Scores
 from instep.checks.trace_bookkeeping import Identity
-from instep.checks.wrong_tree_states import kin
+from instep.checks.wrong_state_bank import kin
 from instep.cli.record import make
 from instep.diagnose import diagnose
 from instep.run.replay import Replay

@@ -19,13 +19,13 @@ from instep.diagnose.mistakes import (
     constants,
     experts,
     fitted_constants,
-    permuted_windows_and_shifted_caches,
     residual_streams,
     selective_states,
     wrong_inputs,
     wrong_labels,
     wrong_memory,
     wrong_ranks,
+    wrong_rows,
     wrong_weights,
 )
 from instep.diagnose.mistakes.experts import Mixture
@@ -546,7 +546,7 @@ def test_labels_may_depend_on_a_state_inside_the_last_window(monkeypatch: pytest
 
 
 def test_only_the_row_after_draft_1_is_compared_with_rows_of_the_draft_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    of: Any = permuted_windows_and_shifted_caches
+    of: Any = wrong_rows
     monkeypatch.setattr(of, "_proposed", lambda case: ["a row"])
     for place, dims, found in ((of.PROPOSED, 1, ["a row"]), (of.PROPOSED, 2, []), (Place("trunk", 0, "ngram"), 1, [])):
         case: Any = SimpleNamespace(component=place.component, found=torch.zeros((2,) * dims),

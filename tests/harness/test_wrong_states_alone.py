@@ -13,10 +13,9 @@ import torch
 
 from instep.checks import known_wrong_states, recomputed_values, wrong_state_bank
 from instep.checks.known_wrong_states import Directed, Looked, look, scene_of
-from instep.checks.wrong_ring_states import _with_their_decays, wrong_parts
+from instep.checks.wrong_ring_states import _with_their_decays, unstored_updates, wrong_parts
 from instep.checks.wrong_state_inputs import EVERY_COUNT_UP_TO, Scene, Wrong, add, step
-from instep.checks.wrong_states_of_full_rings import unstored_updates
-from instep.diagnose.mistakes import delta_rule_on_own_inputs, delta_rule_variants, wrong_states
+from instep.diagnose.mistakes import delta_rule, delta_rule_variants, wrong_states
 from instep.diagnose.mistakes.delta_rule_with_hooks import Call
 from instep.finding_problem import Explained, NamedMistake
 from instep.oracle.miscounted_states import lacking_oldest
@@ -306,7 +305,7 @@ def test_a_state_with_some_zeros_may_be_another_one() -> None:
 
 def test_a_mistake_in_half_of_a_recurrence_is_named_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three mistakes: one accounts for the read-outs alone, one for the state, too, and one for nothing."""
-    own, names = delta_rule_on_own_inputs, ("alone", "both", "neither")
+    own, names = delta_rule, ("alone", "both", "neither")
     monkeypatch.setattr(own, "_commits", lambda case: False)
     monkeypatch.setattr(own, "_of_layer", lambda case: (None, 2))
     monkeypatch.setattr(own, "listed", lambda call: ())
@@ -328,8 +327,8 @@ def test_only_results_of_a_layer_are_computed_from_its_rows() -> None:
         asked = list[str]()
         work = LayerWork("trunk", 0, torch.zeros(1, 1), 0)
         case = SimpleNamespace(component=component, piece=SimpleNamespace(work=work), own=asked.append)
-        assert delta_rule_on_own_inputs._of_layer(case) is None  # type: ignore[arg-type]
+        assert delta_rule._of_layer(case) is None  # type: ignore[arg-type]
         assert bool(asked) is (component == "core")
         case.piece.work = None
         asked.clear()
-        assert delta_rule_on_own_inputs._of_layer(case) is None and not asked  # type: ignore[arg-type]
+        assert delta_rule._of_layer(case) is None and not asked  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from instep_reference.contract.place_names import Place
 
 from ..checks.check_interface import held
 from ..checks.earlier_rounds import KEPT
-from ..checks.rank_location import with_ranks
+from ..checks.ranks import with_ranks
 from ..checks.wrong_state_inputs import EVERY_COUNT_UP_TO
 from ..oracle.oracle import IN_A_RING
 from ..run.lockstep import Part, Result, between_rounds

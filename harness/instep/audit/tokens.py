@@ -5,7 +5,7 @@ rule is that of T4 (`checks/decisions.py`): a token may differ if the truth's ma
 logits may have, which follows from the error of the declared width at this position. Together with accepted drafts and
 bonuses this covers greedy acceptance, because rejected drafts do not change its result. A drawn token is drawn again
 from the truth's logits with its own uniforms, in the presence of the window's other drafts. It may differ if logits
-with as large an error would draw it (`checks/sampling_bounds.py`). Leaves out: text that was drawn without recorded
+with as large an error would draw it (`checks/sampled_tokens.py`). Leaves out: text that was drawn without recorded
 uniforms.
 """
 
@@ -20,8 +20,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.weights import Weights
 
-from ..checks.sampled_tokens import SINGLE, against
-from ..checks.sampling_bounds import Row, sure
+from ..checks.sampled_tokens import SINGLE, Row, against, sure
 from ..checks.tensor_and_choice_judgement import Chosen, Ties
 from ..finding_problem import Problem
 from ..tier_allowances import LUCK, MARGIN_ERRORS, REDRAWS, SCALE_FLOOR, granted

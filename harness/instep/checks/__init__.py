@@ -9,7 +9,6 @@ from .accumulated_errors import Propagated
 from .aliasing import Aliasing
 from .capacity import Capacity
 from .check_interface import Check
-from .data_parallel_group import Group
 from .decisions import Decisions
 from .declared_writes import Bounds
 from .exact_labels import Labels
@@ -23,11 +22,8 @@ from .leaks import Leaks
 from .one_sided_errors import OneSided
 from .op_call_contracts import Contracts
 from .ops_on_own_inputs import OwnInputs
-from .pipeline_stages import Stages
 from .poison import Poison
-from .rank_agreement import Agreement
-from .rank_collectives import Collectives
-from .rank_replicas import Replicas
+from .ranks import Agreement, Collectives, Group, Replicas, Stages
 from .recomputed_values import Derived
 from .sampled_tokens import Draws
 from .trace_bookkeeping import Identity

@@ -19,8 +19,7 @@ from ..watch.event_context import EventContext, RowSpan
 from ..watch.rows_by_request import parted, row_spans, rows
 from .accumulated_errors import OTHER_EXPERTS, carried, family
 from .check_interface import compared, exact
-from .sampled_tokens import PICK, against, drawing_of
-from .sampling_bounds import Row
+from .sampled_tokens import PICK, Row, against, drawing_of
 from .tensor_and_choice_judgement import Chosen, Ties, chosen
 
 
@@ -28,7 +27,7 @@ def drawn_choices(
     drawn_from: Sequence[Row], right: torch.Tensor, own: torch.Tensor, noise: float, stored: torch.dtype,
     rounded: torch.Tensor | None = None,
 ) -> Chosen:
-    """T4 of drawn tokens: a token may differ only if logits within T3's allowance could draw it (`sampling_bounds.py`).
+    """T4 of drawn tokens: a token may differ only if logits within T3's allowance could draw it (`sampled_tokens.py`).
 
     rounded: the logits of the rounded run
     """

@@ -35,10 +35,9 @@ from ..watch.event_context import EventContext
 from .check_interface import compared
 from .earlier_rounds import EarlierRounds
 from .prefix_findings import RUNNING, of_prefix
-from .wrong_state_bank import wrong_states
+from .wrong_ring_states import overfull
+from .wrong_state_bank import branches, wrong_states
 from .wrong_state_inputs import Scene, Wrong
-from .wrong_states_of_full_rings import overfull
-from .wrong_tree_states import branches
 
 UNIDENTIFIED: Code = "unidentified"
 AT_ONCE = 64  # rare wrong states that are in memory at once

@@ -18,8 +18,7 @@ from ..watch.event_context import EventContext, LastForward, branching
 from ..watch.facts_for_later_events import last_forward
 from ..watch.rows_by_request import row_spans, rows
 from .check_interface import counted, held
-from .wrong_state_bank import ZERO
-from .wrong_tree_states import beside
+from .wrong_state_bank import ZERO, beside
 
 # Component of memory that is the last inputs of an op -> its rows that are these inputs; "": the tokens, each plus one.
 INPUTS = {"conv": "qkv", "ple_conv": "ple_normed", "ngram": ""}

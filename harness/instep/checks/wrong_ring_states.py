@@ -1,8 +1,12 @@
 """Wrong states of engines that keep updates and replay them.
 
 Such an engine keeps a token's key k, decay and update u, and replays it as S <- decay S + k u^T. Each of the three may
-be that of another token, and the update may have been computed from another state. Leaves out: mistakes that need no
-kept update, and the table of all wrong states (`wrong_state_bank.py`).
+be that of another token, and the update may have been computed from another state.
+
+An engine may decide with the last window whether a ring must be folded. If the next window is wider, its last tokens do
+not fit: they are not stored, or older tokens are lost. Such states depend on many earlier tokens, so there are hundreds
+of them. They are computed only to name a state that is known to be wrong.
+Leaves out: mistakes that need no kept update, and the table of all wrong states (`wrong_state_bank.py`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,9 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ..finding_problem import Mistake, NamedMistake, WrongContent
+from ..oracle.miscounted_states import joined, lacking_oldest
 from ..oracle.reordered_arithmetic import in_two_parts
 from ..oracle.storage_rounding import rounded
-from .wrong_state_inputs import Scene, States, Wrong, add, fade, update
+from .wrong_state_inputs import Scene, States, Wrong, add, fade, step, update
 
 # A detail of the sentence, the number of tokens, and the wrong update [HV, V] of each.
 Updates = Iterable[tuple[str, int, Callable[[int], torch.Tensor]]]
@@ -251,3 +256,50 @@ RUN_AGAIN: tuple[Mistake[States], ...] = (
     Mistake("run-again-from-the-second", "was run again from the second token on, up to the first rejected one",
             _from_the_second),
 )  # fmt: skip
+
+
+OLDEST_INSTEAD = NamedMistake(
+    "oldest-of-a-ring-instead", "has the {} of a ring of {} entries in place of the window's last{}")
+
+
+def overfull(scene: Scene) -> Iterator[Wrong]:
+    """All wrong states of this file."""
+    if scene.recent and scene.verb == "accepted":
+        yield from _replaced_by_oldest(scene)
+        for known, state in lacking_oldest(scene.base, scene.recent):
+            yield from (Wrong(known, carried) for carried in scene.carried(state))
+    yield from (Wrong(known, state) for known, state in scene.later())
+    yield from (Wrong(known, carried) for known, state in scene.stale() for carried in scene.carried(state))
+
+
+def _replaced_by_oldest(scene: Scene) -> Iterator[Wrong]:
+    """The window's last tokens are not stored: their entries still hold the tokens that are one ring older."""
+    recent, before = joined(scene.recent), len(joined(scene.recent)[0])
+    mine = scene.k, scene.v, scene.log_decay, scene.beta, scene.updates
+    k, v, log_decay, beta, updates = (torch.cat((x, y[: scene.count])) for x, y in zip(recent, mine, strict=True))
+    end = before + scene.count
+    for size in range(max(2, len(scene.k)), end):
+        for many in range(1, min(scene.count, end - size) + 1):
+            computed = replayed = scene.after(scene.count - many)
+            for t in range(end - many - size, end - size):
+                computed = step(computed, k[t], v[t], log_decay[t], beta[t], scene.recalls)
+                replayed = add(replayed, k[t], log_decay[t], updates[t])
+            known = OLDEST_INSTEAD.known(_tokens(many), size, " one" if many == 1 else f" {many}")
+            yield from (Wrong(known, state) for state in (computed, replayed))
+
+
+def unstored_updates(scene: Scene) -> Iterator[tuple[WrongContent, torch.Tensor]]:
+    """Mistakes, and the updates [T, HV, V] that a ring without room for the window's last tokens holds for it."""
+    if not scene.recent:
+        return
+    recent, width = joined(scene.recent)[-1], len(scene.updates)
+    both = torch.cat((recent, scene.updates))
+    for size in range(max(2, width), len(both)):
+        for many in range(1, min(width, len(both) - size) + 1):
+            end = len(both) - size
+            kept = torch.cat((scene.updates[: width - many], both[end - many : end]))
+            yield OLDEST_INSTEAD.known(_tokens(many), size, ""), kept
+
+
+def _tokens(many: int) -> str:
+    return "oldest token" if many == 1 else f"{many} oldest tokens"

@@ -37,7 +37,7 @@ def streams(
 ) -> None:
     """Replay a trace on readable labels; exit 0: all right, 1: a label is wrong, 3: nothing was read."""
     from ..campaign.streams.run_stamped_trace import LEVELS, streamed
-    from ..campaign.streams.stamp_model import STAMPED, USUAL, config
+    from ..campaign.streams.stamped_trace import STAMPED, USUAL, config
     from ..report import outcome_data
     from ..run.replay import Outcome, must_have, must_reach
     from ..trace.file import read

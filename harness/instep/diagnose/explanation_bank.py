@@ -15,7 +15,7 @@ from ..checks.one_sided_errors import OneSided
 from ..checks.op_call_contracts import Contracts
 from ..checks.ops_on_own_inputs import OwnInputs
 from ..checks.poison import Poison
-from ..checks.rank_replicas import Replicas
+from ..checks.ranks import Replicas
 from ..checks.sampled_tokens import Draws
 from ..checks.trace_bookkeeping import LENGTH, Identity
 from ..checks.unchanged_bytes import Bytes
@@ -23,34 +23,28 @@ from ..finding_problem import Explained, Problem, Unexplained, WrongContent, nam
 from ..oracle.oracle import Oracle
 from ..verdict import Comparison, Tier
 from ..watch.event_context import EventContext
-from .mistakes.attention_precision import shares
 from .mistakes.constants import constants
-from .mistakes.delta_rule_on_own_inputs import half_of_recurrence, recurrence
+from .mistakes.delta_rule import half_of_recurrence, recurrence
 from .mistakes.experts import experts, other_experts
 from .mistakes.explanation_fit import agrees, nearest, only
 from .mistakes.finding_case import NUMERIC, Case, Explanation, case_of
 from .mistakes.fitted_constants import fitted, scales_of_entries
 from .mistakes.formula_slips import MOST_TOKENS, slips, slips_of_scores
-from .mistakes.head_maps import mixing
-from .mistakes.misplaced_entries import elsewhere
 from .mistakes.norms import norms
-from .mistakes.permuted_windows_and_shifted_caches import known_windows, windows, written_rows
-from .mistakes.product_rounding import products
 from .mistakes.residual_streams import residual_streams
-from .mistakes.rotary_and_visible_positions import positions
+from .mistakes.rotary_and_visible_positions import positions, trees
+from .mistakes.rounded_inside import products, shares
 from .mistakes.run_history import RunHistory
 from .mistakes.selective_states import selective
 from .mistakes.step_controller import wrong_rule
 from .mistakes.transformed_tensors import appearance
-from .mistakes.tree_as_chain import trees
-from .mistakes.wrong_inputs import inputs, other_rows
+from .mistakes.wrong_inputs import inputs, other_rows, tokens
 from .mistakes.wrong_labels import labels, made_from
 from .mistakes.wrong_memory import known_rows, memory, unwritten
 from .mistakes.wrong_ranks import every_shared_expert, ranks
-from .mistakes.wrong_rows import read_rows, result_rows
+from .mistakes.wrong_rows import elsewhere, known_windows, mixing, read_rows, result_rows, windows, written_rows
 from .mistakes.wrong_states import known_states, states
 from .mistakes.wrong_strides import addresses
-from .mistakes.wrong_tokens import tokens
 from .mistakes.wrong_weights import other_weights
 from .ops_by_place import ops_of
 

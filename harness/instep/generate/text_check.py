@@ -18,7 +18,7 @@ from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
 from ..checks.decisions import drawn_choices
 from ..checks.error_measurement import Spot, blocks, relative_error
-from ..checks.sampling_bounds import Row as DrawnRow
+from ..checks.sampled_tokens import Row as DrawnRow
 from ..checks.tensor_and_choice_judgement import Draw, Ties, chosen, judge
 from ..finding_problem import Problem
 from ..run.build_compared_engines import Plan, reference, rounded_participant

@@ -15,8 +15,7 @@ import torch
 from instep_optimized.memory_addresses import Part
 from instep_optimized.ops.op_protocols import GdnInputs
 
-from ..diagnose.mistakes.delta_rule import MISTAKES, Candidate, candidates, listed
-from ..diagnose.mistakes.delta_rule_on_own_inputs import LARGEST, explanation, part
+from ..diagnose.mistakes.delta_rule import LARGEST, MISTAKES, Candidate, candidates, explanation, listed, part
 from ..diagnose.mistakes.delta_rule_with_hooks import Call, Rows
 from ..diagnose.mistakes.explanation_fit import APART, FLOOR, agrees, best, fit
 from ..diagnose.mistakes.finding_case import Compared, Explanation

@@ -21,9 +21,7 @@ from instep_reference.contract.event_facts import Phase, facts, kind_of, moves, 
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL
 
 from ..checks.check_interface import Check, Remembering
-from ..checks.data_parallel_group import with_replicas
-from ..checks.pipeline_stages import with_stages
-from ..checks.rank_location import with_ranks
+from ..checks.ranks import with_ranks
 from ..subject.engines.ranked import RankedEngine
 from ..subject.engines.replicated import GroupEngine
 from ..subject.engines.staged import PartedEngine, StagedEngine
@@ -42,9 +40,8 @@ from ..watch.rows_by_request import in_batch_order
 from ..watch.rows_subject_must_show import cut_down, kept
 from ..watch.visible_places import Shown
 from .build_compared_engines import Participants
-from .run_variants import spelled
+from .run_variants import PatchableEngine, spelled
 from .subject_errors import failures
-from .tensor_patching import PatchableEngine
 
 Progress = Callable[[int, Event], None]
 Result = Comparison | Skipped
@@ -362,7 +359,7 @@ def run(
             of_engine = checks if at is lockstep else at.checks
             with torch.inference_mode():  # checks read regions
                 judged = (one for check in of_engine for one in check(context))
-                results = with_replicas(context, with_stages(context, with_ranks(context, judged)))
+                results = with_ranks(context, judged)
             if at is not lockstep:
                 results = [_at_receiver(one) for one in results]
             if settle is not None:

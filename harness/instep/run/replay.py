@@ -51,10 +51,9 @@ from .build_parallel_engines import refuse
 from .compared_engine import RepeatedRuns
 from .lockstep import EVERY_EVENT, Lockstep, Part, Progress, Settle, run
 from .rank_processes import START, over_processes
-from .run_variants import AS_IS, Variant
+from .run_variants import AS_IS, PatchedOracle, Variant, must_fit
 from .stress import stressed
 from .subject_errors import failure
-from .tensor_patching import PatchedOracle, must_fit
 from .trace_history import History
 
 PACKAGES = ("instep_reference", "instep_optimized", "instep")

@@ -77,9 +77,9 @@ def faults(
     from ..faults.catalogue.fault import EXPECTED, recorded
     from ..faults.compare_with_control import Judged, Result, updated
     from ..faults.outside_catalogue import families
+    from ..faults.plant import warm
     from ..faults.rerecord import retraced
     from ..faults.result_document import matrix_of
-    from ..faults.run_in_forks import warm
 
     if join:
         more = names or family or ops or farm.farm or missing or checkpoint or list_only or update or given.named

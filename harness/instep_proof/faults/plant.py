@@ -1,6 +1,8 @@
 """Plant source edits in a temporary copy of the packages, and run that copy in a separate process.
 
-The product itself is never changed, and contains no switch that makes it wrong. Leaves out: the faults.
+The product itself is never changed, and contains no switch that makes it wrong. On Linux the process may be a fork of
+one that has imported torch, which saves about a second. Elsewhere a fork of such a large process is unsafe, and every
+run is a new Python. Leaves out: the faults.
 """
 
 import importlib.util
@@ -8,33 +10,28 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Protocol
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from unittest.mock import patch
 
 from instep.run.replay import source_digest
 from instep_reference.contract.errors import BadInput
 
 from .catalogue.fault import Edit, ExactText, Wrap
-from .syntax_edit import replaced, wrapped
-from .syntax_search import first_line
-
-
-class Runs(Protocol):
-    """Makes the processes of runs: `forks.Forks`. spent: processor seconds of the runs that have ended."""
-
-    spent: float
-
-    def run(
-        self, words: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float
-    ) -> subprocess.CompletedProcess[str]: ...
-
+from .syntax_edit import first_line, replaced, wrapped
 
 PACKAGES = ("instep_reference", "instep_optimized", "instep")  # may have edits; a result has their digests
 ENGINE = tuple(f"{package}/" for package in PACKAGES if package != "instep")  # files of an engine begin so
 COPIED = (*PACKAGES, "instep_proof")  # runs of faults are in the last one
 TIMEOUT_S = 300.0
-forks: Runs | None = None  # makes the processes of runs (`forks.warm`); None: each is a new Python
+forks: "Forks | None" = None  # makes the processes of runs (`warm`); None: each is a new Python
 
 
 def source(package: str) -> Path:
@@ -101,3 +98,85 @@ def environment() -> dict[str, str]:
     """The environment of a run: the user's, without the variables that configure this process."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
     return kept | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+
+
+THEIRS = ["torch", "numpy", "msgspec", "rich.console", "rich.table", "safetensors.torch", "typer"]
+SERVER = get_context("forkserver")
+ENDS_IN = 0.5  # seconds
+LOST = 255  # the exit code of a fork whose server has ended
+# In a fork, which has imported nothing of ours: it starts like a new Python with these words, files and environment.
+BEGIN = """
+import atexit, os, resource, runpy, sys
+assert not {"instep", "instep_optimized", "instep_reference"} & {name.partition(".")[0] for name in sys.modules}
+for number, file in enumerate((os.devnull, folder + "/out", folder + "/err")):
+    os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), number)
+sys.stdin, sys.stdout, sys.stderr = (os.fdopen(end, mode, closefd=False) for end, mode in enumerate("rww"))
+os.chdir(cwd)
+os.environ.clear()
+os.environ.update(environment)
+sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+how, what, *rest = words
+sys.argv = [how, *rest]
+try:
+    if how == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+finally:
+    atexit._run_exitfuncs()
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    with open(folder + "/spent", "w") as file:
+        file.write(str(sum(each.ru_utime + each.ru_stime for each in used)))
+"""
+
+
+@contextmanager
+def warm() -> Iterator[None]:
+    """Within the block `run_python` makes forks."""
+    global forks
+    if sys.platform != "linux":
+        yield
+        return
+    SERVER.set_forkserver_preload(THEIRS)
+    forks = Forks()
+    try:
+        yield
+    finally:
+        forks = None
+
+
+class Forks:
+    """Forks of the server. spent: processor seconds of the runs that have ended."""
+
+    def __init__(self) -> None:
+        self.spent, self._lock = 0.0, threading.Lock()  # `multiprocessing` is used by one thread at a time
+
+    def run(
+        self, words: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run like `subprocess.run` of `python -P WORDS`, with output as text."""
+        with TemporaryDirectory() as files:
+            given = {"words": [*words], "cwd": str(folder), "environment": {**environment}, "folder": files}
+            process = SERVER.Process(target=exec, args=(BEGIN, given), daemon=True)
+            # The main module would be imported in the fork. The server takes the number of threads from its start.
+            with self._lock, patch.dict("sys.modules", __main__=ModuleType("__main__")), patch.dict(
+                    "os.environ", OMP_NUM_THREADS="1"):
+                try:
+                    process.start()
+                except ConnectionError:  # the server was about to end; a new one is started when it has
+                    time.sleep(ENDS_IN)
+                    process.start()
+            ended = wait([process.sentinel], timeout)
+            with self._lock:
+                if not ended:
+                    process.kill()
+                process.join()
+                code, spent = process.exitcode or 0, Path(files, "spent")
+                self.spent += float(spent.read_text()) if spent.exists() else 0.0
+            if not ended:
+                raise subprocess.TimeoutExpired([*words], timeout)
+            said = [file.read_text(errors="replace") if (file := Path(files, end)).exists() else ""
+                    for end in ("out", "err")]  # fmt: skip
+            if code == LOST:
+                said[1] += "the process that every run is forked from has ended: is there enough memory?\n"
+            return subprocess.CompletedProcess([*words], code, *said)

@@ -22,7 +22,7 @@ from instep.campaign.fuzz.campaign import edges_of
 from instep.campaign.fuzz.drawn_run import Example
 from instep.campaign.fuzz.event_turns import Past, Turn, remember
 from instep.campaign.fuzz.request_histories import Histories, Pair
-from instep.campaign.soak.drawn_rounds import Seeded, Turns
+from instep.campaign.soak.soak import Seeded, Turns
 from instep.run.build_compared_engines import Plan
 from instep.run.engine_without_comparison import header_of
 from instep.setting import Setting

@@ -21,7 +21,7 @@ from instep.trace.file import Trace
 from instep.verdict import Comparison, Tier
 from instep_proof.faults.catalogue.fault import Edit, Fault, Wrap
 from instep_proof.faults.plant import edited
-from instep_proof.faults.syntax_search import parsed
+from instep_proof.faults.syntax_edit import parsed
 from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.errors import BadInput
 

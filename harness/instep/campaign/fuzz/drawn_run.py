@@ -14,7 +14,7 @@ from ...oracle.free_run_states import FreeOracle
 from ...run.build_compared_engines import Participants, Plan, participants_of
 from ...run.lockstep import Lockstep, run
 from ...run.replay import checks_for, oracle_for
-from ...run.tensor_patching import PatchedOracle
+from ...run.run_variants import PatchedOracle
 from ...subject.guarded_calls import SubjectFailed
 from ...trace.event_rules import EventRules
 from ...trace.event_scheduler import Step, recorded

@@ -1,7 +1,7 @@
 """A relation and its input: a trace, a model, the engine under test, and a cache of its runs.
 
 Leaves out: the relations (`same_events.py`, `same_tokens.py`, and a file for each larger one), and how two runs are
-compared (`compare_bitwise.py`, `ab_run.py`).
+compared (`compare_records.py`, `same_events.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,9 +28,9 @@ from ...subject.engines.verbs import ByVerbs
 from ...trace.file import Trace
 from ...trace.header import Header
 from ...verdict import Comparison, Skipped, Tier
+from .engine_modifications import row_by_row
 from .position_record import PositionRecord, PositionRecorder
 from .request_timelines import RewrittenTrace, as_traced
-from .row_by_row_ops import row_by_row
 
 Through = Callable[[Subject], Subject]
 
@@ -41,7 +41,7 @@ class Case:
 
     bitwise  require equal bits as if the op set had declared all rows invariant
     tokens   length of the drift run, in tokens
-    by_rows  whether the op set serves rows one by one (`row_by_row_ops.py`); the names of its runs then say so
+    by_rows  whether the op set serves rows one by one (`engine_modifications.py`); the names of its runs then say so
     """
 
     trace: Trace

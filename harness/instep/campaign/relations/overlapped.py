@@ -21,7 +21,7 @@ from ...subject.guarded_calls import checked_num_steps
 from ...verdict import Comparison, Tier
 from ...watch.batched_host_copies import on_host
 from .case import Case, Relation, Results, our_own
-from .compare_bitwise import WANTED, answer_parts, as_text, bitwise, different, parts, pools, unserved
+from .compare_records import WANTED, answer_parts, as_text, bitwise, different, parts, pools, unserved
 from .position_record import serving, state_of
 from .request_timelines import RewrittenTrace, as_traced
 from .rewrites import in_one_page

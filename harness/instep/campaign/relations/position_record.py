@@ -2,7 +2,7 @@
 
 Two runs that bring the same tokens in different steps have equal records, so most relations compare records. Rows of
 rejected drafts have no position and are not recorded. A row of the draft chain is recorded under the length that the
-chain started from and the drafts before the row. Leaves out: comparing records (`compare_bitwise.py`).
+chain started from and the drafts before the row. Leaves out: comparing records (`compare_records.py`).
 """
 
 from collections import Counter

@@ -33,7 +33,7 @@ from ...trace.request_table import RequestTable
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.batched_host_copies import with_others
 from .case import Case, Relation, Results
-from .compare_bitwise import WANTED, answer_parts, as_text, bitwise, different, parts, pools, unserved
+from .compare_records import WANTED, answer_parts, as_text, bitwise, different, parts, pools, unserved
 from .position_record import serving
 from .request_timelines import RewrittenTrace, as_traced
 

@@ -2,9 +2,9 @@
 
 A row has the name, the claim, the runs, the condition under which they are compared bit by bit, and an example of a
 wrong engine that it detects. If bits may differ, the difference must be within the allowance of two correct runs
-(`compare_within_allowance.py`). If only the number of rows can make bits differ, the runs are repeated row by row
-(`row_by_row_ops.py`) and compared bit by bit. Leaves out: how runs are recorded and compared (`request_timelines.py`,
-`compare_bitwise.py`), and two engines on the same events (`same_events.py`).
+(`compare_records.py`). If only the number of rows can make bits differ, the runs are repeated row by row
+(`engine_modifications.py`) and compared bit by bit. Leaves out: how runs are recorded and compared
+(`request_timelines.py`, `compare_records.py`), and two engines on the same events (`same_events.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +20,7 @@ from ...trace.event_rules import EventRules
 from ...trace.file import Trace
 from ...verdict import Skipped, Tier
 from .case import Case, Relation, Results, not_by_verbs, our_own
-from .compare_bitwise import lengths, same
-from .compare_within_allowance import Yardstick
+from .compare_records import Yardstick, lengths, same
 from .engine_modifications import windows_of_one
 from .position_record import PositionRecord
 from .request_timelines import (

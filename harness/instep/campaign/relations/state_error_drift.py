@@ -36,7 +36,7 @@ from ...tier_allowances import allowed
 from ...trace.header import Room
 from ...verdict import Comparison, Skipped, Tier
 from .case import Case, Relation, Results
-from .compare_bitwise import unserved
+from .compare_records import unserved
 from .position_record import Stopped, raised
 from .request_timelines import RewrittenTrace, Timeline, TimelineStep, chain, in_turn
 

@@ -38,7 +38,7 @@ from ...trace.header import Header
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.event_context import EventContext
 from .case import Case, Relation, Results, our_own
-from .compare_bitwise import bitwise, different, parts, unserved
+from .compare_records import bitwise, different, parts, unserved
 from .position_record import serving, state_of
 from .request_timelines import timelines_of
 

@@ -7,16 +7,15 @@ from collections.abc import Mapping
 
 from ...checks import (
     earlier_rounds,
-    grown_tree_mistakes,
+    grown_trees,
     prefix_findings,
     recomputed_values,
     sampled_tokens,
     transfer_findings,
 )
 from ...checks import wrong_conv_windows as windows
-from ...checks.wrong_ring_states import SPLIT, VALUE
+from ...checks.wrong_ring_states import OLDEST_INSTEAD, SPLIT, VALUE
 from ...checks.wrong_state_bank import BANK
-from ...checks.wrong_states_of_full_rings import OLDEST_INSTEAD
 from ...finding_problem import NamedMistake
 from ...oracle import miscounted_states, recomputation_plan
 from . import delta_rule, step_controller
@@ -26,5 +25,5 @@ CATALOGUE: Mapping[str, NamedMistake] = {mistake.name: mistake for mistake in (
     earlier_rounds.EARLIER, earlier_rounds.FROM_EARLIER,
     windows.NEWEST_FIRST, windows.SHIFTED, windows.OF_ANOTHER, *prefix_findings.KNOWN, *transfer_findings.KNOWN,
     *recomputation_plan.KNOWN, *recomputed_values.FELL, *sampled_tokens.KNOWN,
-    *grown_tree_mistakes.MISTAKES, grown_tree_mistakes.OF_ANOTHER, *step_controller.RULES, *delta_rule.MISTAKES,
+    *grown_trees.MISTAKES, grown_trees.OF_ANOTHER, *step_controller.RULES, *delta_rule.MISTAKES,
 )}  # fmt: skip

@@ -1,6 +1,7 @@
-"""Queries and keys with wrong rotary embeddings, and attention that sees too much or too little.
+"""Wrong positions: rotary embeddings, attention that sees too much or too little, trees that are treated as chains.
 
-Leaves out: swapped rows (`wrong_rows.py`).
+Leaves out: swapped rows (`wrong_rows.py`), and states of other nodes, which T2d recognises
+(`checks/wrong_state_bank.py`).
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from instep_reference.weights import LatentWeights
 
 from ...checks.check_interface import at_end, counted
 from ...oracle.single_layer_run import LayerWork
+from ...trace.tree_shape import depths
 from ...watch.rows_by_request import field_of
 from .finding_case import Case, Explanation
 from .wrong_weights import layer_of, with_mixer
@@ -114,3 +116,21 @@ def _seen(case: Case, work: LayerWork) -> Iterator[Explanation]:
             yield from with_memory(f'reads the values of request "{other}" under its own keys', keys, v)
     yield from with_memory("reads keys and values one position too late", keys.roll(-1, 0), values.roll(-1, 0))
     yield from with_memory("reads values one position too late, with the right keys", keys, values.roll(-1, 0))
+
+
+BACKWARDS = ("mixed", "core", "update", "attended")
+
+
+def trees(case: Case) -> Iterator[Explanation]:
+    work = None if case.piece is None else case.piece.work
+    if not isinstance(work, LayerWork) or work.parents is None:
+        return
+    if case.component in BACKWARDS:
+        says = "continues from the row before, not from its parent: the tree is taken for a chain"
+        yield from case.made(says, parents=None)
+    elif case.component in ("query", "key"):
+        number = torch.arange(len(work.parents))
+        by = number - torch.tensor(depths(work.parents))
+        right = case.right.to("cpu", torch.float64)
+        yield Explanation("is rotated by the number of its node, not by its depth",
+                          rotate(right, by, case.weights.config))  # fmt: skip

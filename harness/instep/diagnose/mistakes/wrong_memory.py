@@ -1,7 +1,7 @@
 """Memory of another request or another round: the memory itself, and ops that read it.
 
 Leaves out: states that follow from a wrong step (`wrong_states.py`), windows and caches that moved wrongly
-(`permuted_windows_and_shifted_caches.py`).
+(`wrong_rows.py`).
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Mistakes of ranks: a partial sum that is missing or added twice, and weights that are cut for another rank.
 
 All follow from the subject's own merged rows, and from the part of a weight that a rank has (`contract/shards.py`).
-Leaves out: ranks that hold different results (`checks/rank_replicas.py`).
+Leaves out: ranks that hold different results (`checks/ranks.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ from instep_reference.weights import AttentionWeights, GdnWeights, LatentWeights
 from ...watch.rank_facts import RankFacts
 from .experts import mixture
 from .finding_case import Case, Explanation, in_16_bits
-from .wrong_tokens import nearest
+from .wrong_inputs import nearest
 from .wrong_weights import layer_of, with_mixer
 
 # Component -> fields of a mixer's weights that make it, with the ends of their names in a checkpoint.

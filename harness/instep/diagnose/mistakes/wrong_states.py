@@ -14,10 +14,9 @@ from instep_reference.contract.declared_rounding import RING
 
 from ...checks.check_interface import at_end, counted
 from ...checks.known_wrong_states import scene_of
-from ...checks.wrong_ring_states import wrong_parts, wrong_updates
+from ...checks.wrong_ring_states import overfull, unstored_updates, wrong_parts, wrong_updates
 from ...checks.wrong_state_bank import wrong_states
 from ...checks.wrong_state_inputs import Scene, add
-from ...checks.wrong_states_of_full_rings import overfull, unstored_updates
 from ...oracle.recomputation import Recomputation
 from ...oracle.states_with_folded_tokens import Run
 from ...watch.rows_subject_must_show import UPDATE

@@ -1,7 +1,7 @@
 """Run the reference's op with other weights or another configuration at the place of the finding.
 
 `other_weights` tries all weights of the right shape: those of other layers, and others of the same layer. Leaves out:
-weights that are known mistakes (`norms.py`, `product_rounding.py`, `constants.py`).
+weights that are known mistakes (`norms.py`, `rounded_inside.py`, `constants.py`).
 """
 
 from __future__ import annotations

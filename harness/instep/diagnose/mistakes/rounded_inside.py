@@ -1,21 +1,23 @@
-"""Attention that rounds internally: scores, attention weights, keys or values in 16 bits. Latents of other tokens.
+"""Ops that round inside to 16 bits: operands and results of products, scores, attention weights, keys or values.
 
-Leaves out: other positions and other caches (`rotary_and_visible_positions.py`), and constants of the softmax
-(`constants.py`).
+Latents of other tokens are here, too. Leaves out: rounded inputs of other ops (`wrong_inputs.py`), other positions and
+other caches (`rotary_and_visible_positions.py`), and constants of the softmax (`constants.py`).
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from instep_reference import mla
 from instep_reference.attention import AttentionMemory
-from instep_reference.weights import LatentWeights
+from instep_reference.weights import LatentWeights, Weights
 
 from ...oracle.single_layer_run import LayerWork
+from ...watch.batched_host_copies import with_others
 from .finding_case import NARROW, Case, Explanation, rounded
-from .wrong_weights import layer_of
+from .wrong_weights import in_place, layer_of
 
 
 def shares(case: Case) -> Iterator[Explanation]:
@@ -55,3 +57,35 @@ def _attend(
         later = torch.ones(tokens, length, dtype=torch.bool).triu(length - tokens + 1)
         weighed = weighed.masked_fill(later, float("-inf"))
     return torch.einsum("htl,lhd->thd", chances(weighed.softmax(-1)), values)
+
+
+# Component -> the rows that are multiplied
+PRODUCTS = {
+    **dict.fromkeys(("qkv", "z", "b", "a", "projected", "key_raw", "value"), ("normed",)),
+    "mixer": ("gated", "opened", "attended"), "mlp": ("post_normed", "residual"), "fused": ("joined",),
+}  # fmt: skip
+
+
+def products(case: Case) -> Iterator[Explanation]:
+    """Rounded weights, alone and with rounded rows, and a rounded result."""
+    for name in PRODUCTS.get(case.component, ()) if case.piece is not None else ():
+        rows = case.own(name)
+        for said, narrow in NARROW.items() if rows is not None else ():
+            assert rows is not None
+            weights = _narrowed(case.weights, case, narrow)
+            for what, changes in (("its weight", {}), ("both operands", {name: rounded(rows, narrow)})):
+                wrong = case.again(changes, weights=weights)
+                if wrong is not None:
+                    yield Explanation(f"is multiplied with {what} rounded to {said}", wrong)
+                    yield Explanation(f"is multiplied with {what} rounded to {said}, and so is the result",
+                                      wrong.to(case.found.dtype).to(narrow).to(wrong))  # fmt: skip
+
+
+def _narrowed(weights: Weights, case: Case, narrow: torch.dtype) -> Weights:
+    """All weights, with those of the place's layer or head rounded."""
+
+    every = partial(with_others, moved=partial(rounded, dtype=narrow))
+    layer, draft = layer_of(case), weights.draft
+    if layer is not None:
+        return in_place(weights, case, every(layer))
+    return weights if draft is None else replace(weights, draft=replace(draft, fc=every(draft.fc)))
