@@ -14,7 +14,9 @@ from msgspec.structs import replace
 from instep.trace.event_rules import EventRules, verified
 from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival, ScheduledAction, Steps, Transfer, read_policy, read_prompts
+from instep.trace.request_table import RequestTable, Standing
 from instep_reference.contract import engine as e
+from instep_reference.contract.capacity import Capacity
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import Phase
 from support.inputs.traces import PROMPTS, ROOM, header, one_round, policy, recorded, recording
@@ -70,6 +72,27 @@ def test_pages_grow_with_what_may_be_written_and_are_never_trimmed() -> None:
     rules.apply(e.Forward((e.Row("a", "verify"),)))
     rules.apply(e.Commit(("a",), accepted=(e.Path((), 8),)))
     assert rules.table.live["a"].length == 8 and rules.table.live["a"].pages == (5, 2)
+
+
+def test_rounds_in_flight_count_if_every_request_has_room_for_them() -> None:
+    """Requests of 5 and 2 tokens, whose rounds in flight may add 3."""
+    for most, due in ((10, {"a": 10, "b": 6}), (9, {"a": 7, "b": 3})):
+        room = Capacity(slots=(1, 2), pages=tuple(range(1, 30)), page_size=1, max_tokens=40, max_positions=most)
+        table = RequestTable(room, 3, {name: Standing(name, (1,), 1, length=length, ahead=3)
+                                       for name, length in (("a", 5), ("b", 2))})  # fmt: skip
+        table.pages_missing = lambda positions: 0  # type: ignore[method-assign]
+        assert table.positions({"a": 2, "b": 1}) == due
+
+
+def test_a_prefix_of_a_request_is_replaced_by_one_new_prefix_alone() -> None:
+    """Request "a" keeps "own", which a commit tracks again; twice, the name is taken."""
+    prefill = e.Forward((e.Row("a", "prefill", 4, root=9, track="own"), e.Row("b", "prefill", 4, root=9)))
+    drafts = e.Draft(("a", "b"), picks=((4, 5, 6), (4, 5, 6)))
+    rules = rules_after(e.Admit("a", (1, 2, 3, 4)), e.Admit("b", (5, 6, 7, 8)), prefill, drafts,
+                        e.Forward((e.Row("a", "verify"), e.Row("b", "verify"))), **TRACKING)  # fmt: skip
+    paths = (e.Path((1, 2, 3), 7), e.Path((1, 2, 3), 7))
+    rules.check(e.Commit(("a", "b"), paths, ("own", "new")))
+    assert "track" in refusal(rules, e.Commit(("a", "b"), paths, ("own", "own")))
 
 
 @pytest.mark.parametrize(("overlap", "counts"), [(False, [2, 3, 2, 3, 3]), (True, [2, 3, 3, 4, 3])])

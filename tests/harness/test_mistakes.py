@@ -20,7 +20,9 @@ from instep.diagnose.mistakes import (
     constants,
     experts,
     explanation_fit,
+    fitted_constants,
     norms,
+    rotary_and_visible_positions,
     selective_states,
     wrong_memory,
     wrong_ranks,
@@ -38,7 +40,7 @@ from instep.oracle.single_layer_run import LayerWork
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.norms import L2_EPS
-from instep_reference.weights import LatentWeights
+from instep_reference.weights import GdnWeights, LatentWeights
 from support.running.command import Runner
 from support.running.covering import WHOLE, few
 from support.wrong.delta_rules import MISTAKES, RAW_MISTAKES, UNKNOWN, dense_ops, raw_ops
@@ -256,6 +258,51 @@ def test_entries_that_are_in_their_place_are_only_shown_wrongly(monkeypatch: pyt
         assert [one.sentence for one in wrong_rows.elsewhere(case)] == [says]
 
 
+def test_routing_weights_are_those_of_another_row_or_count() -> None:
+    """3 rows with two of three experts each; the routing weights are halved."""
+    scores = torch.tensor([[3.0, 1.0, 2.0], [0.0, 5.0, 1.0], [2.0, 4.0, 3.0]], dtype=torch.float64)
+    fields = {"experts_per_token": 2, "norm_topk": True, "routed_scale": 0.5, "experts": 3}
+    mlp: Any = SimpleNamespace(router=torch.eye(3, dtype=torch.float64), bias=None)
+    config = make_dataclass("Config", fields)(**fields)
+    of = experts.Mixture(config, mlp, scores, scores, scores.argsort(descending=True))
+    found, chances = dict(experts._weights(of)), scores.exp() / scores.exp().sum(-1, keepdim=True)
+    ranks = [[0, 2, 1], [1, 2, 0], [1, 2, 0]]
+
+    def weights(chosen: Any, share: Any, count: int = 2, normed: bool = True) -> torch.Tensor:
+        """chosen, share: row -> the row whose experts, or whose routing weights, it has"""
+        out = torch.zeros_like(scores)
+        for row in range(3):
+            its = chances[share(row), ranks[share(row)][:count]]
+            out[row, ranks[chosen(row)][:count]] = 0.5 * (its / its.sum() if normed else its)
+        return out
+
+    def own(row: int) -> int:
+        return row
+
+    due = {"takes one expert too few": weights(own, own, 1), "takes one expert too many": weights(own, own, 3),
+           "the routing weights of its experts are not renormalised": weights(own, own, normed=False)}  # fmt: skip
+    for step, word in ((-1, "before"), (1, "after")):
+        def other(row: int, step: int = step) -> int:
+            return (row + step) % 3
+
+        due |= {f"goes to the experts of the row {word}, with its own routing weights": weights(other, own),
+                f"goes to the experts of the row {word}, with the routing weights of that row": weights(other, other),
+                f"has the routing weights of the row {word}": weights(own, other)}  # fmt: skip
+    assert all(torch.allclose(found[says], made) for says, made in due.items())
+    assert torch.allclose(found["all its experts have the same routing weight"], (weights(own, own) > 0).double() / 2)
+
+
+def test_only_other_thetas_are_tried() -> None:
+    config = make_dataclass("Config", ["rope_theta", "rotary_dim", "latent", "head_dim"])(10000.0, 4, 0, 4)
+    rows = torch.zeros(2, 1, 4, dtype=torch.float64)
+    case: Any = SimpleNamespace(right=rows, component="query", made=lambda says, weights: [(says, weights.config)],
+                                weights=make_dataclass("Weights", ["config"])(config))  # fmt: skip
+    tried = [one for one in rotary_and_visible_positions._turned(case, LayerWork("trunk", 0, rows, 3))
+             if isinstance(one, tuple) and "theta" in one[0]]  # fmt: skip
+    assert {one.rope_theta for _, one in tried} == {*rotary_and_visible_positions.THETAS} - {10000.0}
+    assert all(says == f"is rotated with a theta of {one.rope_theta:g}; it is 10000" for says, one in tried)
+
+
 def test_experts_are_ranked_in_groups_by_their_scores_and_biases() -> None:
     """Two groups of three experts, of which a row takes two of one group; all biases are far below zero."""
     router, x = (torch.randn(n, 2, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (6, 3))
@@ -298,6 +345,55 @@ def test_experts_are_ranked_in_groups_by_their_scores_and_biases() -> None:
     assert found.keys() == due.keys() and all(torch.allclose(found[says], due[says]) for says in due)
     outside = (weights(opened, both, usual) == 0).view(3, 2, 3).all(-1, keepdim=True).expand(3, 2, 3).reshape(3, 6)
     assert torch.equal((last > 0).any(-1), torch.ones(3, dtype=torch.bool)) and not last[~outside].any()
+
+
+def test_taps_of_queries_and_keys_are_exchanged_where_they_are_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "with_mixer", lambda case, says, layer, conv: [(says, conv.flatten().tolist())])
+    none, conv = torch.zeros(0), torch.arange(5.0)[:, None]
+    for q, k, v, taps in ((1, 1, 3, [1, 0, 2, 3, 4]), (2, 1, 2, None), (1, 3, 1, None)):
+        config = SimpleNamespace(segments=[(1, width) for width in (q, k, v)])
+        layer = SimpleNamespace(mixer=GdnWeights(none, none, none, none, conv, none, none, none, none))
+        case: Any = SimpleNamespace(component="mixed", finding=SimpleNamespace(place=Place("trunk", 0, "mixed")),
+                                    weights=SimpleNamespace(config=config, layers=[layer]))  # fmt: skip
+        assert dict(constants._mixed(case)).get("is convolved with the taps of k for q, and of q for k") == taps  # type: ignore[call-overload, arg-type]
+
+
+def test_the_eps_and_the_factor_of_wrong_rows_are_fitted() -> None:
+    """Rows of other sizes that are normed with an eps of 0.5. One row of three is 1.5 times the right one."""
+    x = torch.tensor([[1.0, 2.0], [0.1, 0.3], [3.0, 1.0]], dtype=torch.float64)
+    for component, squares, eps in (("q", x.square().sum(-1), L2_EPS), ("normed", x.square().mean(-1), 1e-3)):
+        right, found = (x / (squares + one).sqrt()[:, None] for one in (eps, 0.5))
+        case: Any = SimpleNamespace(component=component, found=found, right=right, weights=SimpleNamespace(
+            config=SimpleNamespace(eps=1e-3)))  # fmt: skip
+        (one,) = fitted_constants._eps(case, x)
+        assert one.sentence == f"is normed with an eps of 0.5; it is {eps:.2g}" and torch.allclose(one.wrong, found)
+        case.found = right * 2  # as with an eps far below zero
+        assert not [*fitted_constants._eps(case, x)]
+    for factor, least, fitted in ((1.5, 0.16, 1.5), (1.5, 0.17, None)):  # from 3 times the allowed error on
+        case = SimpleNamespace(component="hidden", right=x, found=x.clone(), granted=torch.tensor([[least], [1.0]]))
+        case.found[1] *= factor
+        found = [one.sentence for one in fitted_constants._factor(case)]
+        assert found == [f"is {factor:g} times the right value"] * (fitted is not None)
+
+
+def test_a_gated_norm_may_have_the_eps_of_the_others() -> None:
+    x = torch.tensor([[1.0, 2.0], [0.1, 0.3]], dtype=torch.float64)
+    mean = x.square().mean(-1, keepdim=True)
+    for core_eps, named in ((0.25, True), (0.5, False)):
+        config = SimpleNamespace(eps=0.5, core_eps=core_eps, row_norms=False, head_norms=True, centred_norms=False)
+        case: Any = SimpleNamespace(component="gated", right=x / (mean + core_eps).sqrt(), piece=object(),
+                                    weights=SimpleNamespace(config=config))  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(norms, "norm_input", lambda case: x)
+            patch.setattr(norms, "_norm_weight", lambda case: None)
+            for name in ("_neighbours", "_weights_of_others", "_of_other_columns"):
+                patch.setattr(norms, name, lambda *given: iter(()))
+            found = {one.sentence: one.wrong for one in norms.norms(case)}
+        says = "is normed with the eps of the other norms"
+        assert (says in found) is named and (not named or torch.allclose(found[says], x / (mean + 0.5).sqrt()))
+        for eps, how in ((10 * core_eps, "with 10 times the eps"), (core_eps / 10, "with a tenth of the eps")):
+            assert torch.allclose(found[f"is normed {how}"], x / (mean + eps).sqrt())
+        assert torch.allclose(found["is normed with eps outside the root"], x / (mean.sqrt() + core_eps))
 
 
 def test_a_norm_over_other_columns_is_named() -> None:
@@ -441,7 +537,8 @@ def test_nan_with_the_bits_of_the_poison_is_from_memory_that_nothing_wrote(monke
         ("state", poison.expand(2), poison, says),
         ("state", -poison.expand(2), -poison, "leaves NaN, although all that is due to its op is finite"),
         ("normed", ones, poison, f"{says}, in row 1"), ("normed", ones, -poison, ""),
-        ("normed", ones, torch.stack((poison, -poison)), ""),
+        ("normed", ones, torch.stack((poison, -poison)), ""), ("state", ones, poison, f"{says}, in row 1"),
+        ("normed", ones, torch.stack((poison, ones[0])), f"{says}, in row 1"),
     ):
         case: Any = SimpleNamespace(
             found=torch.stack((first, found.expand(2))), right=torch.ones(2, 2), component=component,

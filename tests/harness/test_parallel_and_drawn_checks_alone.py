@@ -31,6 +31,7 @@ from instep.oracle.storage_rounding import rounded
 from instep.tier_allowances import granted
 from instep.verdict import Comparison, Skipped
 from instep.watch.rows_by_request import RowSpan
+from instep_reference.contract.answers import RequestState
 from instep_reference.contract.declared_rounding import CHUNK, KEPT, Product
 from instep_reference.contract.engine import Commit, Committed, Drafted, Forward, Forwarded, Idle
 from instep_reference.contract.engine import Row as BatchRow
@@ -259,7 +260,7 @@ def test_a_graph_of_a_prompt_has_its_rows_and_tokens(monkeypatch: pytest.MonkeyP
 
 
 def test_a_request_may_hold_its_state_rounded_as_in_a_prefix() -> None:
-    """A chunk rounds to bfloat16, and a prefix to float16. Of a commit, a prefix has the second rounding alone."""
+    """A chunk rounds to bfloat16, a prefix then to float16. A commit makes a prefix with the second rounding alone."""
     state = torch.tensor([[[1 + 2.0**-9, 1 + 2.0**-12]]])
     piece: Any = SimpleNamespace(prefix="")
     both, chunk = {CHUNK: torch.bfloat16, KEPT: torch.float16}, {CHUNK: torch.bfloat16}
@@ -303,3 +304,31 @@ def test_draft_kv_is_wrong_alone_if_all_of_the_target_came_back(monkeypatch: pyt
         given: Any = SimpleNamespace(event=None, subject=SimpleNamespace(after={"a": states[0]}))
         assert unchanged_bytes.draft_alone(given, draft) == said
         assert unchanged_bytes.draft_alone(given, target[0]) == ""
+
+
+def test_rows_of_a_prefix_that_a_load_computes_end_the_draft_heads_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefix with three rows, whose load computes the rows from the second on, or shows none."""
+    rows = torch.arange(3.0)[:, None, None]
+    kept = RequestState(3, None, None, None, {}, {}, {}, {}, {0: rows}, {0: rows + 10}, tail={}, final=torch.zeros(2))
+    monkeypatch.setattr(unchanged_bytes, "row_spans", lambda context, stage: [RowSpan("a", "prefill", 0, 2, 1, 0, 0)])
+    for shown, due in ((None, [0]), (rows[:2] + 5, [0, 5, 6])):
+        monkeypatch.setattr(unchanged_bytes, "rows", lambda side, place, span, shown=shown: shown)
+        check: Any = SimpleNamespace(_narrow=False, oracle=None, _entries=lambda source, row: row)
+        found = unchanged_bytes.Bytes._extended(check, context(subject=None), kept)
+        assert found.draft_keys[0].flatten().tolist() == due and found.tail == {}
+        assert found.draft_values[0].flatten().tolist() == [10, *due[1:]]
+
+
+def test_a_state_of_another_dtype_than_declared_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its numbers are right or not."""
+    right = torch.ones(1, 2, 8, dtype=torch.float64)
+    for dtype, factor, says in ((torch.float16, 1, True), (torch.bfloat16, 1, False), (torch.float16, 2, True)):
+        piece: Any = SimpleNamespace(
+            yardsticks=SimpleNamespace(state=right[None]), layer=0, request="a", prefix="kept", span=SimpleNamespace(
+                start=0, count=1), kept_in=lambda rounds: (torch.bfloat16,), place=lambda name: Place("trunk", 0, name),
+            left=lambda side, dtype=dtype, factor=factor: SimpleNamespace(state={0: (right * factor).to(dtype)}))
+        check = recomputed_values.Derived(SimpleNamespace(rounds={}))  # type: ignore[arg-type]
+        monkeypatch.setattr(check, "_misrounded", lambda *given: None)
+        (found,) = check._state(context(subject=None), piece, right)
+        assert found.agrees is not says
+        assert found.problem is None or found.problem.dtypes == ("torch.float16", "torch.bfloat16")

@@ -223,6 +223,9 @@ def test_a_state_that_is_rounded_wrongly_is_named_by_its_rounding() -> None:
         assert nearest_misrounding((wrong + right) / 2, state, rounds, forward=False) is None, known
         named.append(known.name)
     assert len(named) > 7 and nearest_misrounding(right, state, rounds, forward=False) is None
+    for storage in (torch.bfloat16, Blocked(torch.float8_e4m3fn, (1, None))):
+        every = misrounded(state, None, {"kept": storage}, forward=False, kept={})
+        assert [known.name for known, _ in every] == ["prefix-not-rounded"], "only integers have further mistakes"
 
 
 @pytest.mark.parametrize("how", [

@@ -249,7 +249,7 @@ def test_a_window_of_other_paths_is_a_tie_or_wrong(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(grown_trees, "paths_of", lambda side, beams: beams)
     for part, ours, ties, wrong in ((0.5, 0, 1, False), (2.0, 0, 0, True), (0.5, 1, 0, False)):
         monkeypatch.setattr(grown_trees, "Scores", lambda *of, part=part: SimpleNamespace(
-            disorder=lambda *paths, ordered: part))  # fmt: skip
+            disorder=lambda *paths, ordered: 9.0 if ordered else part))  # fmt: skip
         check = grown_trees.Grown()
         found = check._chosen(given, "a", *(sides[number] for number in (ours, 1)), 0.0)  # type: ignore[call-arg, arg-type]
         assert (found.undecided, check.ties.ties, check.ties.made, found.agrees) == (ties, ties, 1, not wrong)

@@ -66,6 +66,12 @@ def test_transferred_requests_agree_in_every_setting(setting: Setting, trace: Tr
     assert "load at the receiver" in compared, "the moved memory itself was compared"
 
 
+def test_the_sender_refuses_requests_that_neither_engine_has(trace: Trace) -> None:
+    rules = EventRules(trace.header)
+    assert rules.other is not None
+    assert all(one.serving(e.Draft(("nobody",))) is rules for one in (rules, rules.other))
+
+
 def test_the_policy_of_the_trace_records_it_again(trace: Trace, tmp_path: Path) -> None:
     told, prompts = read_policy(TRACES / "transfer.policy.json"), read_prompts(MODEL / "prompts.json")
     again = make(MODEL, prompts, told, tmp_path / "again.jsonl", Setting(drafter="vanilla", dtype="float64"))

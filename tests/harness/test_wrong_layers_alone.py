@@ -141,6 +141,13 @@ def test_experts_over_latents_may_read_scaled_ones() -> None:
     wrong = found["its experts read latents times the scale of the configuration"]
     for row, (number, *_) in enumerate(of.ranking.tolist()):
         assert torch.allclose(wrong[row], dense(routed[number], 4 * to @ x[row]) @ back.T + dense(shared, x[row]))
+    share, within = 0.25, "the routing weights multiply the latents, not what the experts make of them"
+    right *= share
+    wrong = named_tensors(experts._over_latents(of, right, made, of.shared()))[within]
+    for row in range(3):
+        latents = right[row, :, None] * (to @ x[row])
+        parts = sum(dense(expert, each) for expert, each in zip(routed, latents, strict=True))
+        assert torch.allclose(wrong[row], parts @ back.T + dense(shared, x[row]))
 
 
 @pytest.mark.parametrize(("size", "differing", "alone"), [(3, (1,), [0, 1, 2]), (3, (1, 2), [1, 2]), (2, (1,), [])])
@@ -373,6 +380,17 @@ def test_neighbouring_taps_read_the_last_row_of_the_window() -> None:
     near = found["is convolved with neighbouring taps, without the distance"]
     assert near.flatten().tolist() == pytest.approx(F.silu(expected.double()).tolist(), rel=1e-6)
     assert torch.allclose(found["is convolved without the rows before this step"], F.silu(conv[0, 1] * x))
+    for parents, tree in (((-1, 0, 1), False), ((-1, 0, 0), True)):
+        work.parents = parents
+        assert bool([*residual_streams._ple_mixed(case, SHAPE, weights, work)]) is not tree  # type: ignore[arg-type]
+
+
+def test_channels_after_the_conv_are_those_of_x_b_and_c() -> None:
+    config = SimpleNamespace(segments=[(1, 3), (2, 1), (2, 1)], recurrence=SimpleNamespace(conv=("v", "k", "q")))
+    mixed = torch.arange(7.0).expand(2, -1)
+    case: Any = SimpleNamespace(own={"mixed": mixed}.get, weights=SimpleNamespace(config=config))
+    found = {name: rows[1].tolist() for name, rows in selective_states._segments(case).items()}
+    assert found == {"v": [0, 1, 2], "k": [3, 4], "q": [5, 6]}
 
 
 def test_gated_rows_are_normed_by_group_by_head_or_together() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from instep.checks import known_wrong_states, recomputed_values, wrong_state_bank
 from instep.checks.known_wrong_states import Directed, Looked, look, scene_of
-from instep.checks.wrong_ring_states import _with_their_decays, unstored_updates, wrong_parts
+from instep.checks.wrong_ring_states import _with_their_decays, _without_beta, unstored_updates, wrong_parts
 from instep.checks.wrong_state_inputs import EVERY_COUNT_UP_TO, Scene, Wrong, add, step
 from instep.diagnose.mistakes import delta_rule, delta_rule_variants, wrong_states
 from instep.diagnose.mistakes.delta_rule_with_hooks import Call
@@ -180,6 +180,14 @@ def test_random_bits_of_other_tokens_and_layers_are_tried() -> None:
     assert [one.layer for one in tried if one.layer != 1] == [0, 2]
 
 
+def test_updates_lack_their_gate_unless_it_is_zero_for_some_token() -> None:
+    of = scene(3)
+    ((_, count, wrong),) = _without_beta(of)
+    assert count == 4 and same([wrong(t) for t in range(4)], [of.updates[t] / of.beta[t][:, None] for t in range(4)])
+    of.beta[1, 2] = 0
+    assert not _without_beta(replace(of, beta=of.beta))
+
+
 # -- rings -----------------------------------------------------------------------------------------------
 
 
@@ -291,6 +299,29 @@ def test_gates_by_key_head_are_those_of_its_number() -> None:
         (one,) = delta_rule_variants.by_key_head("beta", modulo=modulo)(given)
         assert torch.equal(one.call.beta, given.beta[:, heads])
     assert not [*delta_rule_variants.by_key_head("beta", modulo=False)(call(2, HV))]
+
+
+def test_decays_of_channels_are_those_of_values_where_keys_are_as_wide() -> None:
+    for keys, values, channels, tried in ((K, V, True, 0), (V, V, False, 0), (V, V, True, 1)):
+        decays = -drawn(2, HV, keys) if channels else -drawn(2, HV)
+        given = Call(drawn(2, HV, keys), drawn(2, HV, keys), drawn(2, HV, values), decays, drawn(2, HV),
+                     drawn(HV, keys, values))  # fmt: skip
+        assert len([*delta_rule_variants.decays_of_values()(given)]) == tried
+
+
+def test_the_other_result_of_a_call_is_judged_if_errors_of_it_are_granted(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, found = list[str](), [SimpleNamespace(granted=1), SimpleNamespace(granted=None), None]
+    piece: Any = SimpleNamespace(writes_state=True, place=lambda component: asked.append(component) or component)
+    case: Any = SimpleNamespace(component="state", piece=piece, finding=value(place="state"), context=None, oracle=None,
+                                history=None)  # fmt: skip
+    for other in found:
+        monkeypatch.setattr(delta_rule, "case_of", lambda *given, other=other: other)
+        assert delta_rule._other(case) is (other if other is found[0] else None)
+    case.component = "core"
+    delta_rule._other(case)
+    assert asked == ["core"] * 3 + ["state"]
+    piece.writes_state = False
+    assert delta_rule._other(case) is None
 
 
 def test_a_state_with_some_zeros_may_be_another_one() -> None:

@@ -126,7 +126,7 @@ def _of_rows(case: Case, x: torch.Tensor, eps: float) -> Iterator[Explanation]:
     yield Explanation("is scaled with weights read as [head_dim, heads]",
                       x / rows * weight.flatten().reshape(x.shape[2], x.shape[1]).T)  # fmt: skip
     yield Explanation("is normed by the sum of the squares, not by their mean",
-                      x / (squares * x[0].numel() + eps).sqrt() * weight)  # fmt: skip
+                      x / (squares * x.shape[1:].numel() + eps).sqrt() * weight)  # fmt: skip
     for says, other in (("10 times the eps", 10 * eps), ("a tenth of the eps", eps / 10), ("no eps", 0.0)):
         yield Explanation(f"is normed with {says}", x / (squares + other).sqrt() * weight)
 

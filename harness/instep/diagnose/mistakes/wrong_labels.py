@@ -181,7 +181,6 @@ def made_from(case: Case) -> Iterator[Explanation]:
     wrong = (case.found.cpu() != case.right).flatten(1).any(1).nonzero().flatten().tolist()
     ours, due = heads(case.found.cpu()), heads(case.right)
     intact = _expanded(ours, case.right)
-    intact[torch.tensor([label == 0 for label in ours])] = 0
     if not wrong or len(wrong) > MOST or not torch.equal(intact[wrong], case.found.cpu()[wrong]):
         return
     known, told = _known(case), list[str]()
