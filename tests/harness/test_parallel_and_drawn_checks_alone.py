@@ -18,14 +18,18 @@ from instep.checks import (
     grown_trees,
     one_sided_errors,
     op_call_contracts,
+    prefix_findings,
     ranks,
     recomputed_values,
     sampled_tokens,
+    transfer_findings,
     unchanged_bytes,
+    wrong_state_bank,
 )
 from instep.checks.grown_trees import MISTAKES as TREES
 from instep.checks.poison import Poison
 from instep.checks.sampled_tokens import Row
+from instep.checks.tensor_and_choice_judgement import Chosen
 from instep.checks.transfer_findings import MOST_ROWS, wrong_transfers
 from instep.oracle.storage_rounding import rounded
 from instep.tier_allowances import granted
@@ -33,7 +37,7 @@ from instep.verdict import Comparison, Skipped
 from instep.watch.rows_by_request import RowSpan
 from instep_reference.contract.answers import RequestState
 from instep_reference.contract.declared_rounding import CHUNK, KEPT, Product
-from instep_reference.contract.engine import Commit, Committed, Drafted, Forward, Forwarded, Idle
+from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Forwarded, Idle
 from instep_reference.contract.engine import Row as BatchRow
 from instep_reference.contract.place_names import Place
 from instep_reference.contract.sampling import Sampling
@@ -332,3 +336,115 @@ def test_a_state_of_another_dtype_than_declared_is_wrong(monkeypatch: pytest.Mon
         (found,) = check._state(context(subject=None), piece, right)
         assert found.agrees is not says
         assert found.problem is None or found.problem.dtypes == ("torch.float16", "torch.bfloat16")
+
+
+# -- names of mistakes in checks -------------------------------------------------------------------------
+
+
+def test_nodes_off_a_path_are_named_by_their_nearest_relation() -> None:
+    """The path is 0, 2, 3 of a tree of seven nodes."""
+    parents, path = (-1, 0, 0, 2, 3, 2, 1), (0, 2, 3)
+    assert {node: wrong_state_bank.kin(parents, path, node) for node in (1, 4, 5, 6)} == {
+        1: "a node off the path", 4: "a child of node 3", 5: "a sibling of node 3", 6: "the last node of the window"}
+    assert wrong_state_bank.kin((-1, 0, 0, 1, 1, 1), (0, 1), 1 + 1) == "a sibling of node 1"
+    assert wrong_state_bank.kin((-1, 0, 1, 0, 3, 4), (0, 3, 4), 2) == "whose number is the depth of the path"
+    for path, due in (((0, 2, 3), [(6, 7), (3, 4), (2, 3)]), ((0, 1), [(6, 7)]), (tuple(range(7)), [])):
+        chains = [(known.says, len(rows)) for known, rows in wrong_state_bank._as_chains(path, 7)]
+        assert [count for _, count in chains] == [count for _, count in due]
+        assert all(str(node) in says for (says, _), (node, _) in zip(chains, due, strict=True))
+
+
+def test_slots_of_prefixes_are_wrong_in_one_of_three_ways() -> None:
+    for found, right, names in (
+        ({"a": 2, "b": 3}, {"a": 2}, ("track-slot-kept",)), ({"a": 1}, {"a": 2}, ("track-slot-not-taken",)),
+        ({"a": 3, "b": 5}, {"a": 2, "b": 4}, ("track-slot-taken",)), ({"a": 2}, {"a": 2}, ("track-slot-taken",)),
+        ({"a": 2}, {"a": 2, "b": 4}, None),
+    ):  # fmt: skip
+        known = prefix_findings.wrong_slots(found, right)
+        assert (None if known is None else known.names) == names, (found, right)
+
+
+def test_a_copy_of_before_has_all_parts_of_an_earlier_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer_findings, "restores", lambda event: "a")
+    keys, state = Place("trunk", 0, "keys"), Place("trunk", 0, "state")
+    one, two = torch.ones(2), torch.arange(2.0)
+
+    def held(length: int, **parts: torch.Tensor) -> Any:
+        places = {"keys": keys, "state": state}
+        return SimpleNamespace(length=length, parts=lambda: [(places[name], x) for name, x in parts.items()])
+
+    before = held(2, keys=one, state=two)
+    for found, is_copy in ((held(2, keys=one, state=two), True), (held(3, keys=one, state=two), False),
+                           (held(2, keys=one), False), (held(2, keys=one, state=one), False),
+                           (held(2, keys=one[:1], state=two), False), (None, False)):  # fmt: skip
+        earlier = SimpleNamespace(dropped={"copy": [SimpleNamespace(state=before)]})
+        after = {"a": found} if found else {}
+        given = context(event=SimpleNamespace(name="copy"), subject=SimpleNamespace(after=after), earlier=earlier)
+        assert transfer_findings.is_copy_of_before(given, "a") is is_copy
+        assert not transfer_findings.is_copy_of_before(given, "b")
+
+
+def test_choices_of_a_row_are_ties_up_to_their_margin() -> None:
+    part, differs = torch.tensor([1.0, 1.5, 0.5, 3.0]), torch.tensor([True, True, True, False])
+    chosen = Chosen(part, part, differs)
+    assert (chosen.ties, chosen.row, chosen.worst) == (2, 1, 1.5)
+    none = Chosen(part, part, torch.zeros(4, dtype=torch.bool))
+    assert (none.ties, none.row) == (0, 0)
+
+
+def test_tokens_of_a_grown_tree_are_broadcast_after_the_logits() -> None:
+    logits, hidden = Place("chain.0", 0, "logits"), Place("chain.0", 0, "hidden")
+    calls = {name: SimpleNamespace(kind=kind, place=place) for name, kind, place in (
+        ("l", "gather", logits), ("b", "broadcast", None), ("h", "sum", hidden))}  # fmt: skip
+    for order, lacks in (("lbb", [0]), ("hlbbh", [0]), ("lb", [1]), ("lhb", [1]), ("bbl", [1]), ("lbblb", [0, 1])):
+        found = ranks.Collectives()._topk(context(), [calls[name] for name in order])  # type: ignore[misc]
+        assert [one.worst for one in found] == lacks, order
+
+
+def test_relays_of_a_stage_are_counted_together_or_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_expected", lambda context, facts: {"a": (0, 0, 5), "b": (0, 1, 6), "c": (1, 0, 7)})
+    ran: Any = [SimpleNamespace(requests=("a", "b"), relayed=((0, 0, 5, 9), (0, 1, 8)))]
+    given = context(subject=SimpleNamespace(answer=Forwarded.__new__(Forwarded)))
+    same, *wrong = ranks.Stages()._relays(given, None, 1, ran)  # type: ignore[arg-type]
+    assert (same.agrees, same.elements) == (True, 3)
+    assert [(one.request, one.rank, one.diagnosis) for one in wrong] == [
+        ("b", 1, "stage 1 received root 8 in its relay; expected 6"),
+        ("c", 1, "stage 1 received no relay of the request")]  # fmt: skip
+
+
+def test_a_forward_with_one_drawn_row_has_the_graph_of_draws() -> None:
+    expected = SimpleNamespace(num_steps=0, topk=None, device_widths=False)
+    for uniforms, kind in (((), "decode"), ((0.5,), "sampled decode")):
+        event = Forward((BatchRow("a", "decode"), BatchRow("b", "decode", uniforms=uniforms)))
+        given = context(event=event, expected=expected, truth=SimpleNamespace(before={}, places=[]))
+        assert graph_replays.due(given) == graph_replays.Due((kind, 0), 2)
+
+
+def test_slot_0_of_an_idle_replica_is_served_wrongly() -> None:
+    """Slot 0 is one of the pool, and -1 is none."""
+    for slot, wrong in ((-1, False), (0, True)):
+        replay: Any = SimpleNamespace(inputs={"slots": ([7], [-1, slot], -1)})
+        given = context(group=object())
+        assert bool([*graph_replays._slots(given, replay, ())]) is wrong
+
+
+def test_drafts_of_every_step_are_judged_by_their_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests with three drafts, whose steps after the first have rows. A draft may be no token."""
+    own = {"a": [5, 1, 2], "b": [5, 1, 2]}
+    spans = [SimpleNamespace(request=name, kind="draft", logit_rows=1) for name in own]
+    monkeypatch.setattr(decisions, "row_spans", lambda context, stage: spans)
+    monkeypatch.setattr(decisions, "rows", lambda side, place, span: torch.zeros(1, 4))
+    answers = [Drafted.__new__(Drafted) for _ in range(2)]
+    for answer in answers:
+        object.__setattr__(answer, "own", torch.tensor([*own.values()]))
+    answers[0].own[1, 2] = 9
+    check = decisions.Decisions()
+    check.noise = {("chain", False): 0.0}
+    monkeypatch.setattr(decisions, "family", lambda place, span: ("chain", False))
+    shown = SimpleNamespace(gone=())
+    given = context(event=Draft(("a", "b")), subject=SimpleNamespace(answer=answers[0]), shown=shown, rounded=None,
+                    truth=SimpleNamespace(answer=answers[1], places={}))  # fmt: skip
+    found = [*check._drafts(given, given.event)]
+    assert [(one.request, one.place.stage) for one in found if isinstance(one, Comparison)] == [
+        ("a", "chain.1"), ("b", "chain.1"), ("a", "chain.2"), ("b", "chain.2")]  # fmt: skip
+    assert [one.agrees for one in found if isinstance(one, Comparison)] == [True, True, True, False]
