@@ -23,7 +23,7 @@ from instep.diagnose.mistakes import (
 from instep.oracle.single_layer_run import LayerWork
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.place_names import Place
-from instep_reference.weights import GdnWeights, MlpWeights
+from instep_reference.weights import AttentionWeights, GdnWeights, MlpWeights
 
 NONE = torch.zeros(0)
 
@@ -158,6 +158,26 @@ def test_attention_is_computed_again_row_by_row(causal: bool) -> None:
             scores = torch.stack([query[row, head] @ keys[at, 0] / 2 for at in range(seen)]).exp()
             expected = sum(scores[at] / scores.sum() * values[at, 0] for at in range(seen))
             assert torch.allclose(found[row, head], expected)
+
+
+@pytest.mark.parametrize("component", ["query", "key"])
+def test_norms_over_all_heads_of_a_row_have_wrong_rows_weights_or_eps(component: str) -> None:
+    """Two rows of two heads with three channels."""
+    x, eps, weight = normal(2, 2, 3), 0.1, normal(6)
+    mixer = AttentionWeights(NONE, NONE, NONE, *((weight, NONE) if component == "query" else (NONE, weight)), NONE)
+    case = case_of(component, None, [SimpleNamespace(mixer=mixer)])
+    w, mean = 1 + weight.view(2, 3), x.square().flatten(1).mean(1)[:, None, None]
+    normed, each = x / (mean + eps).sqrt(), x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    due = {"is normed head by head, not over all heads of a row": each * w, "is not normed at all": x,
+           "is normed without a weight": normed, "is scaled with 1 + w, not with w": normed * (1 + w),
+           "is scaled with the weights of the first head": normed * w[[0, 0]],
+           "is scaled with the weights of the head before": normed * w[[1, 0]],
+           "is normed with the root mean square of the row after": x / (mean[[1, 0]] + eps).sqrt() * w,
+           "is scaled with weights read as [head_dim, heads]": normed * (1 + weight.view(3, 2).T),
+           "is normed by the sum of the squares, not by their mean": x / (6 * mean + eps).sqrt() * w}  # fmt: skip
+    due |= {f"is normed with {says}": x / (mean + other).sqrt() * w
+            for says, other in (("10 times the eps", 1.0), ("a tenth of the eps", 0.01), ("no eps", 0.0))}  # fmt: skip
+    assert holds(norms._of_rows(case, x, eps), due)
 
 
 def test_queries_are_normed_from_the_first_half_of_their_projection() -> None:
