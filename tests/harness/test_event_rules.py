@@ -84,6 +84,13 @@ def test_rounds_in_flight_count_if_every_request_has_room_for_them() -> None:
         assert table.positions({"a": 2, "b": 1}) == due
 
 
+def test_a_further_request_needs_free_pages_for_all_its_positions() -> None:
+    """Pages of four positions: three pages, of which a request has one."""
+    room = Capacity(slots=(1, 2), pages=(5, 2, 4), page_size=4, max_tokens=40)
+    table = RequestTable(room, 3, {"a": Standing("a", (1,), 1, length=1, pages=(5,))})
+    assert [table.room_of(positions) for positions in (0, 4, 8, 9)] == [True, True, True, False]
+
+
 def test_a_prefix_of_a_request_is_replaced_by_one_new_prefix_alone() -> None:
     """Request "a" keeps "own", which a commit tracks again; twice, the name is taken."""
     prefill = e.Forward((e.Row("a", "prefill", 4, root=9, track="own"), e.Row("b", "prefill", 4, root=9)))

@@ -5,6 +5,7 @@ Leaves out: most checks of one engine (`test_checks_alone.py`, `test_results_alo
 """
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,18 +27,20 @@ from instep.checks import (
     unchanged_bytes,
     wrong_state_bank,
 )
+from instep.checks.check_interface import compared
 from instep.checks.grown_trees import MISTAKES as TREES
 from instep.checks.poison import Poison
 from instep.checks.sampled_tokens import Row
 from instep.checks.tensor_and_choice_judgement import Chosen
 from instep.checks.transfer_findings import MOST_ROWS, wrong_transfers
+from instep.finding_problem import Problem
 from instep.oracle.storage_rounding import rounded
 from instep.tier_allowances import granted
-from instep.verdict import Comparison, Skipped
+from instep.verdict import Comparison, Skipped, Tier
 from instep.watch.rows_by_request import RowSpan
 from instep_reference.contract.answers import RequestState
 from instep_reference.contract.declared_rounding import CHUNK, KEPT, Product
-from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Forwarded, Idle
+from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Fetch, Forward, Forwarded, Idle
 from instep_reference.contract.engine import Row as BatchRow
 from instep_reference.contract.place_names import Place
 from instep_reference.contract.sampling import Sampling
@@ -448,3 +451,58 @@ def test_drafts_of_every_step_are_judged_by_their_logits(monkeypatch: pytest.Mon
     assert [(one.request, one.place.stage) for one in found if isinstance(one, Comparison)] == [
         ("a", "chain.1"), ("b", "chain.1"), ("a", "chain.2"), ("b", "chain.2")]  # fmt: skip
     assert [one.agrees for one in found if isinstance(one, Comparison)] == [True, True, True, False]
+
+
+def test_memory_in_a_narrower_dtype_than_declared_is_wrong() -> None:
+    wide, narrow = torch.ones(2), torch.ones(2, dtype=torch.bfloat16)
+    spot: Any = SimpleNamespace(name="bytes", tier=Tier.BITWISE)
+    for worst, problem in ((0.0, None), (5.0, Problem("differs", "differs"))):
+        result = compared(spot, context(), Place("trunk", 0, "keys"), 2, worst, problem)
+        check = unchanged_bytes.Bytes()
+        assert all(check._as_declared(result, found, torch.float32) is result for found in (wide, None))
+        found = check._as_declared(result, narrow, torch.float32)
+        assert found.worst == max(worst, 1.0) and not found.agrees
+        assert found.problem is not None and found.problem.dtypes == ("torch.bfloat16", "torch.float32")
+
+
+def test_a_prefix_moves_with_all_parts_that_have_numbers() -> None:
+    """Keys are right, the final row is wrong or missing, and a part without numbers is not compared."""
+    keys, none = Place("trunk", 0, "keys"), Place("trunk", 1, "keys")
+
+    def state(final: Any) -> Any:
+        return SimpleNamespace(length=2, final=final, parts=lambda: [(keys, torch.ones(2)), (none, torch.zeros(0))])
+
+    expected = SimpleNamespace(prefixes={"p": 2}, slots_after={}, slots_before={})
+    one, other = torch.ones(1), torch.zeros(1)
+    for kept, found, due in ((one, one, ["keys", "final"]), (one, other, ["keys"]), (one, None, ["keys"]),
+                             (None, None, ["keys"])):  # fmt: skip
+        saved = SimpleNamespace(state=state(kept), sent=None)
+        given = context(event=Fetch("p"), expected=expected, earlier=SimpleNamespace(saved={"p": saved}),
+                        subject=SimpleNamespace(tracked={"p": state(found)}))  # fmt: skip
+        results = [*unchanged_bytes.Bytes()._moved_whole(given, "p")]
+        assert [each.place.component for each in results if each.agrees] == due
+        assert len(results) == 1 + (kept is not None) and all(each.request is None for each in results)
+        assert all(each.problem is None or each.problem.moved == "back" for each in results)
+        given.expected = SimpleNamespace(prefixes={})
+        assert not [*unchanged_bytes.Bytes()._moved_whole(given, "p")]
+
+
+def test_keys_of_a_prefix_end_before_the_rows_that_later_tokens_decide() -> None:
+    """A request of 5 tokens and its prefix of 3. A layer of the draft head has 2 rows of it, and the next one has 1."""
+    rows = torch.arange(5.0)[:, None, None]
+    after = RequestState(5, 7, None, None, {}, {}, {0: rows}, {0: rows}, {0: rows, 1: rows}, {0: rows, 1: rows})
+    prefix = replace(after, length=3, keys={0: rows[:3]}, values={0: rows[:3]}, draft_keys={0: rows[:2], 1: rows[:1]},
+                     draft_values={0: rows[:2], 1: rows[:1]})  # fmt: skip
+    forward: Any = SimpleNamespace(subject=SimpleNamespace(before={"a": after}, places={}), spans={})
+    span = RowSpan("a", "prefill", 0, 2, 3, 0, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unchanged_bytes, "remembered", lambda state: ())
+        patch.setattr(unchanged_bytes, "rows", lambda side, place, span: None)
+        none: dict[int, torch.Tensor] = {}
+        for own, its in (({}, {}), ({"block_keys": {0: rows}}, {"block_keys": {0: rows[:3]}})):
+            one, other = after, prefix
+            if own:  # a block drafter, whose rows depend on no later token
+                one, other = (replace(each, draft_keys=none, draft_values=none, **more)  # type: ignore[arg-type]
+                              for each, more in ((after, own), (prefix, its)))  # fmt: skip
+            results = [*unchanged_bytes.Bytes()._moved(context(), span, other, one, forward, [0])]
+            assert len(results) == (3 if own else 6) and all(each.agrees for each in results)

@@ -312,9 +312,9 @@ class Bytes:
     def _came_back(self, context: EventContext, name: str) -> Iterator[Comparison]:
         """Memory that was preempted or saved comes back bit by bit."""
         kept = kept_of(context)
-        bits = kept is not None and name not in context.shown.rebuilt and context.shown.memory(name)
-        for result in self._unchanged(context, name, self._extended(context, kept.state)) if bits and kept else ():
-            yield came_back(context, result)
+        if kept is not None and name not in context.shown.rebuilt and context.shown.memory(name):
+            for result in self._unchanged(context, name, self._extended(context, kept.state)):
+                yield came_back(context, result)
 
     def _moved_whole(self, context: EventContext, name: str) -> Iterator[Comparison]:
         """A prefix keeps its bits on the way to the host and back."""
