@@ -13,21 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.drafters import BLOCK
-from instep_reference.contract.engine import (
-    Capacity,
-    Committed,
-    Drafted,
-    Event,
-    Forwarded,
-    Path,
-    Region,
-    RequestState,
-    Row,
-)
 from instep_reference.contract.errors import OutOfCapacity, Unsupported
 from instep_reference.contract.kept_copies import Copy
 from instep_reference.contract.place_names import Place, See, unseen
@@ -70,7 +60,7 @@ class Settled(NamedTuple):
     checkpoint: Checkpoint
     ops: Ops
     options: Options
-    capacity: Capacity
+    capacity: e.Capacity
     controller: Controller
 
 
@@ -89,7 +79,7 @@ class OptimizedEngine:
     recorder: Recorder | None = None  # of its graphs; None: by the device
 
     def __init__(
-        self, checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, *, num_steps: int,
+        self, checkpoint: Checkpoint, ops: Ops, options: Options, capacity: e.Capacity, *, num_steps: int,
         adaptive: AdaptiveFile | None = None, controlled: Controlled | None = None, lag: int = 0,
         comm: Comm | None = None, wire: Wire | None = None,
     ) -> None:
@@ -132,7 +122,7 @@ class OptimizedEngine:
 
     @classmethod
     def settled(
-        cls, checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, *, num_steps: int,
+        cls, checkpoint: Checkpoint, ops: Ops, options: Options, capacity: e.Capacity, *, num_steps: int,
         adaptive: AdaptiveFile | None = None, controlled: Controlled | None = None, lag: int = 0,
         comm: Comm | None = None,
     ) -> Settled:
@@ -158,7 +148,7 @@ class OptimizedEngine:
     def draft(
         self, requests: tuple[str, ...], picks: tuple[tuple[int, ...], ...] | None = None,
         parents: tuple[tuple[int, ...], ...] | None = None,
-    ) -> Drafted:
+    ) -> e.Drafted:
         steps, nodes = self._round.num_steps, self._capacity.num_draft_tokens
         grown = self._capacity.grown(steps)
         alike = tuple(range(steps if picks is not None or not grown else grown))  # for a grown tree: as many drafts
@@ -178,7 +168,7 @@ class OptimizedEngine:
             return self._draft_widths(drafted, picks, [len(tree) for tree in trees])
         if not drafted:
             empty = torch.zeros(len(drafted), len(alike), dtype=torch.int64, device=self._device)
-            return Drafted(empty, empty.clone(), empty.clone() if grown else None)
+            return e.Drafted(empty, empty.clone(), empty.clone() if grown else None)
         room = self._capacity
         wanted = {name: room.drafted(steps, len(tree)) for name, tree in zip(requests, trees, strict=True)}
         self._grow(drafted, lambda exact: write_set.draft_wants(wanted, self._requests, exact=exact))
@@ -204,7 +194,7 @@ class OptimizedEngine:
 
     def _draft_widths(
         self, drafted: Sequence[Request], picks: Sequence[Sequence[int]] | None, widths: Sequence[int]
-    ) -> Drafted:
+    ) -> e.Drafted:
         """Draft chains whose widths go to the device. From here on the host counts all drafts of the step count."""
         steps, table = self._round.num_steps, self._memory.slot_table
         assert table.nodes is not None, "the device knows the widths"
@@ -225,7 +215,7 @@ class OptimizedEngine:
     def _grown(
         self, drafted: Sequence[Request], picks: Sequence[Sequence[int]] | None, trees: Sequence[Sequence[int]],
         grown: int,
-    ) -> Drafted:
+    ) -> e.Drafted:
         """Let the drafter grow its trees; a given window replaces the grown one."""
         width, count = self._round.width, len(drafted)
         if picks is None:
@@ -240,11 +230,11 @@ class OptimizedEngine:
             for number, request in enumerate(drafted):
                 request.parents = Parents(copy, number * grown, grown)
         behind = torch.arange(most, device=self._device) >= ints([len(tree) for tree in trees], self._device)[:, None]
-        return Drafted(drafts[:, :most].masked_fill(behind, -1), own[:, :grown].contiguous(), shapes)
+        return e.Drafted(drafts[:, :most].masked_fill(behind, -1), own[:, :grown].contiguous(), shapes)
 
-    def forward(self, rows: tuple[Row, ...]) -> Forwarded:
+    def forward(self, rows: tuple[e.Row, ...]) -> e.Forwarded:
         if not rows:
-            return Forwarded({}, {})
+            return e.Forwarded({}, {})
         self._refusals.forward(rows)
         requests = self._named([row.request for row in rows])
         write_set.check_tokens(rows, self._requests, self._capacity)
@@ -275,13 +265,13 @@ class OptimizedEngine:
         within = self._prefixes.inside_chunks(inner)
         tracked = {} if final is None else self._prefixes.of_chunks(self._base, at.strategy, plan, final)
         answers = {p.request.name: picks for p, picks in said if p.asked}
-        return Forwarded(chosen, answers if nodes is None else CutPicks(answers, HostCopy(nodes, immutable=True)),
+        return e.Forwarded(chosen, answers if nodes is None else CutPicks(answers, HostCopy(nodes, immutable=True)),
                          tracked, within)
 
     def commit(
-        self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = (),
+        self, requests: tuple[str, ...], accepted: tuple[e.Path, ...] | None = None, track: tuple[str, ...] = (),
         caps: tuple[int, ...] = (),
-    ) -> Committed:
+    ) -> e.Committed:
         self._refusals.commit(requests, accepted, track, caps)
         second = self._prefixes.reachable([self._requests[name] for name in requests], track)
         self._tiers.must_have_room(len(second))
@@ -374,20 +364,20 @@ class OptimizedEngine:
 
     # Inspection: these methods change nothing
 
-    def state(self, request: str) -> RequestState:
+    def state(self, request: str) -> e.RequestState:
         if request in self._preempted:
             kept, memory = self._preempted[request]
             return logical(kept, copied(memory))
         return logical(*self._kept(request))
 
-    def prefix(self, name: str) -> RequestState:
+    def prefix(self, name: str) -> e.RequestState:
         kept, memory = self._tiers.shown(name)
         return logical(kept, copied(memory))
 
     def track_slots(self) -> Mapping[str, int]:
         return dict(self._tiers.slots)
 
-    def regions(self) -> list[Region]:
+    def regions(self) -> list[e.Region]:
         return self._memory.regions()
 
     def budget(self) -> Mapping[str, int]:
@@ -397,10 +387,10 @@ class OptimizedEngine:
         preempted: dict[Copy, Kept] = {("preempt", name): kept for name, (_, kept) in self._preempted.items()}
         return {copy: dict(kept.parts()) for copy, kept in (self._tiers.copies() | preempted).items()}
 
-    def may_change(self, event: Event) -> dict[str, set[int]]:
+    def may_change(self, event: e.Event) -> dict[str, set[int]]:
         return self._table(self._writes(event))
 
-    def _writes(self, event: Event) -> list[RequestWrites]:
+    def _writes(self, event: e.Event) -> list[RequestWrites]:
         saved, preempted = (
             {name: kept.length.exact for name, (kept, _) in aside.items()} for aside in (self._saved, self._preempted)
         )

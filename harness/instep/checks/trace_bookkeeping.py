@@ -8,14 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from instep_reference.contract.engine import (
-    Commit,
-    Committed,
-    Draft,
-    Drafted,
-    Forward,
-    Forwarded,
-)
+from instep_reference.contract import engine as e
 from instep_reference.contract.event_facts import moves, restores, tracked, tracks
 from instep_reference.contract.place_names import AFTER_LAYERS, Place, draft_stage
 
@@ -56,11 +49,11 @@ class Identity:
         )
         yield from self._standings(context)
         yield from self._tracked(context)
-        if isinstance(context.event, Draft):
+        if isinstance(context.event, e.Draft):
             yield from self._drafted(context, context.event)
-        if isinstance(context.event, Forward):
+        if isinstance(context.event, e.Forward):
             yield from self._forwarded(context)
-        if isinstance(context.event, Commit):
+        if isinstance(context.event, e.Commit):
             yield from self._committed(context, context.event)
             self.caps = dict(zip(context.event.requests, context.event.caps, strict=False))
 
@@ -110,7 +103,7 @@ class Identity:
         found = {name: getattr(after.get(name), "length", None) for name in lengths}
         before = {name: state.length for name, state in context.subject.before.items()}
         mistake = ""
-        if isinstance(event := context.event, Commit) and event.caps:
+        if isinstance(event := context.event, e.Commit) and event.caps:
             accepted = [(found.get(name) or 0) - before.get(name, 0) - 1 for name in event.requests]
             whole = [len(path.nodes) for path in event.accepted or ()] or accepted
             mistake = self._cap_mistake(event, accepted, whole)
@@ -121,7 +114,7 @@ class Identity:
 
     def _tracked(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         """Compare the tracked steps of windows, and the token count of a prefix, in the answer and in the copy."""
-        if isinstance(context.event, Commit) and context.expected.track_interval is not None:
+        if isinstance(context.event, e.Commit) and context.expected.track_interval is not None:
             yield from self._steps(context, context.event, context.expected.track_interval)
         if (slots := context.expected.track_slots) is not None and context.log.copies is not None:
             mine = context.log.copies.track_slots
@@ -135,7 +128,7 @@ class Identity:
         due, answered = context.expected.prefixes, tracked(context.event, context.subject.answer)
         for under, name in tracks(context.event).items():
             kept, reached = context.subject.tracked.get(under), due.get(under)
-            if isinstance(context.event, Commit) and name not in context.expected.steps_to_track:
+            if isinstance(context.event, e.Commit) and name not in context.expected.steps_to_track:
                 reached = None  # no multiple, whatever is kept under the name from before
             for found, says in ((answered.get(under), "answers a prefix of {} tokens"),
                                 (None if kept is None else kept.length, "keeps a prefix of {} tokens")):  # fmt: skip
@@ -143,7 +136,7 @@ class Identity:
         for under, kept in context.subject.tracked.items() if moves(context.event) else ():
             yield exact(self, context, LENGTH, kept.length, due.get(under), f'"{under}" is a prefix of {{}} tokens')
 
-    def _steps(self, context: EventContext, event: Commit, every: int) -> Iterator[Comparison | Skipped]:
+    def _steps(self, context: EventContext, event: e.Commit, every: int) -> Iterator[Comparison | Skipped]:
         """Compare the node of each window after which a prefix was taken."""
         steps = getattr(context.subject.answer, "steps_to_track", None)
         if steps is None:
@@ -170,13 +163,13 @@ class Identity:
             found = context.subject.places.get(place)
             yield exact(self, context, place, 0 if found is None else found.shape[0], right, "has {} rows")
 
-    def _drafted(self, context: EventContext, event: Draft) -> Iterator[Comparison | Skipped]:
+    def _drafted(self, context: EventContext, event: e.Draft) -> Iterator[Comparison | Skipped]:
         answer = context.subject.answer
-        assert isinstance(answer, Drafted)
+        assert isinstance(answer, e.Drafted)
         drafts, own = answer.drafts.tolist(), answer.own.tolist()
         if context.subject.instead:
             yield Skipped(self.name, context.index, "the window has the recorded drafts, as its own drafts differ")
-        headless = isinstance(context.truth.answer, Drafted) and bool((context.truth.answer.own < 0).all())
+        headless = isinstance(context.truth.answer, e.Drafted) and bool((context.truth.answer.own < 0).all())
         for row, name in enumerate(event.requests):
             right = own[row] if event.picks is None else list(event.picks[row])
             right = right + [-1] * (len(drafts[row]) - len(right))  # a smaller tree than others of the batch
@@ -216,7 +209,7 @@ class Identity:
 
     def _forwarded(self, context: EventContext) -> Iterator[Comparison]:
         answer = context.subject.answer
-        assert isinstance(answer, Forwarded)
+        assert isinstance(answer, e.Forwarded)
         seen = context.subject.places.get(PICK)
         picks = [] if seen is None else seen.tolist()
         for span in row_spans(context, "trunk"):
@@ -229,9 +222,9 @@ class Identity:
                 root = context.expected.roots_after[name]
                 yield exact(self, context, PICK, answer.roots.get(name), root, "answers the root {}", name)
 
-    def _committed(self, context: EventContext, event: Commit) -> Iterator[Comparison]:
+    def _committed(self, context: EventContext, event: e.Commit) -> Iterator[Comparison]:
         answer = context.subject.answer
-        assert isinstance(answer, Committed)
+        assert isinstance(answer, e.Committed)
         stopped = self._cap_mistake(event, answer.num_correct_drafts.tolist(), [
             len(path.nodes) for path in event.accepted or ()]) if event.caps and event.accepted else ""
         for row, (name, path) in enumerate(zip(event.requests, paths(context, event), strict=True)):
@@ -260,7 +253,7 @@ class Identity:
         for result in in_batch(self, context, PICK, own, due, "own (accepted drafts, bonus) are {}"):
             yield _because(result, mistake)
 
-    def _cap_mistake(self, event: Commit, found: Sequence[int], whole: Sequence[int]) -> str:
+    def _cap_mistake(self, event: e.Commit, found: Sequence[int], whole: Sequence[int]) -> str:
         """The wrong caps at which all requests of a commit stopped; empty: none that is known, or the right ones.
 
         Caps that are equal in this batch have the first of their descriptions.
@@ -322,7 +315,7 @@ def _shared(pages: Pages, predicted: Pages) -> tuple[Pages, Pages]:
 def _own(forward: LastForward | None, name: str, cap: int | None) -> tuple[int, int] | None:
     """(accepted drafts, bonus) of a window in flight, from the subject's own picks and the cap."""
     answer = None if forward is None else forward.subject.answer
-    if forward is None or not isinstance(answer, Forwarded) or name not in forward.windows:
+    if forward is None or not isinstance(answer, e.Forwarded) or name not in forward.windows:
         return None
     own, tokens = answer.own.get(name), forward.windows[name]
     picks = [] if own is None else own.tolist()

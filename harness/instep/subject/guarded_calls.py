@@ -14,16 +14,8 @@ import torch
 
 from instep_optimized.ops.interpreter import VARIABLE, is_native_on_cpu
 from instep_optimized.ranks.lockstep import RankKilled
+from instep_reference.contract import engine as e
 from instep_reference.contract.answers import MEMORY_FACTS
-from instep_reference.contract.engine import (
-    Answer,
-    AnyEvent,
-    Event,
-    Forwarded,
-    Refused,
-    Region,
-    RequestState,
-)
 from instep_reference.contract.errors import BadInput, InstepError, Unsupported
 from instep_reference.contract.event_facts import facts, kind_of, named, tracks
 from instep_reference.contract.kept_copies import BY, Copy
@@ -35,7 +27,7 @@ from ..player import Observer, Player, Side
 
 SERVES, MAKES = "serves", "is made"  # two of the questions; all others are names of methods
 METHODS = (
-    *(kind_of(event) for event in get_args(AnyEvent) if event is not Refused),
+    *(kind_of(event) for event in get_args(e.AnyEvent) if event is not e.Refused),
     "next_num_steps", "state", "regions", "may_change", "slots", "pages", "watch",
 )
 COUNTED = ("slot", "row", "page", "request")  # meanings of the first axis of a region
@@ -94,10 +86,10 @@ class GuardedSubject:
     def refuses(self) -> bool:
         return says_refuses(self.engine)
 
-    def regions(self) -> list[Region]:
+    def regions(self) -> list[e.Region]:
         with calling("regions"):
             found = self.engine.regions()
-            right = isinstance(found, Sequence) and all(isinstance(region, Region) for region in found)
+            right = isinstance(found, Sequence) and all(isinstance(region, e.Region) for region in found)
             must(right, "regions", found, "a list of `Region`")
             for region in found:
                 what = f"regions: {region.name!r}"
@@ -113,7 +105,7 @@ class GuardedSubject:
             self.pools = pools
             return list(found)
 
-    def may_change(self, event: Event) -> dict[str, set[int]]:
+    def may_change(self, event: e.Event) -> dict[str, set[int]]:
         with calling("may_change"):
             found = self.engine.may_change(event)
             right = isinstance(found, Mapping) and all(
@@ -200,11 +192,11 @@ class GuardedEngine:
 
         return call
 
-    def state(self, request: str) -> RequestState:
+    def state(self, request: str) -> e.RequestState:
         with calling("state"):
             return checked_state(self._engine, request, self._labels)
 
-    def prefix(self, name: str) -> RequestState:
+    def prefix(self, name: str) -> e.RequestState:
         with calling("prefix"):
             found = checked_state(self._engine, name, self._labels, "prefix")
             must(found.final is not None, "prefix: final", found.final, "a tensor")
@@ -215,7 +207,7 @@ class GuardedEngine:
         with calling("next_num_steps"):
             return checked_num_steps(self._engine, batch, scheduled)
 
-    def offered(self, event: Event) -> None:
+    def offered(self, event: e.Event) -> None:
         """Serve an illegal event: an engine with `refuses` must raise an error of the contract."""
         if not says_refuses(self._engine):
             return
@@ -245,7 +237,7 @@ class GuardedEngine:
 class Checked(Observer):
     """Compares the type of every answer with the contract."""
 
-    def after(self, event: Event, side: Side) -> Side:
+    def after(self, event: e.Event, side: Side) -> Side:
         with calling(SERVES):
             return replace(side, answer=checked_answer(event, side.answer))
 
@@ -253,16 +245,16 @@ class Checked(Observer):
 class Materialized(Observer):
     """Resolves lazy values of an answer."""
 
-    def after(self, event: Event, side: Side) -> Side:
+    def after(self, event: e.Event, side: Side) -> Side:
         with calling(SERVES):
             return replace(side, answer=materialized(side.answer))
 
 
-def checked_state(engine: Any, request: str, labels: bool = False, asked: str = "state") -> RequestState:
+def checked_state(engine: Any, request: str, labels: bool = False, asked: str = "state") -> e.RequestState:
     """The logical state of a request or a prefix, if its type is right. labels: whether it has integers."""
     found = getattr(engine, asked)(request)
-    must(isinstance(found, RequestState), asked, found, "a `RequestState`")
-    assert isinstance(found, RequestState)
+    must(isinstance(found, e.RequestState), asked, found, "a `RequestState`")
+    assert isinstance(found, e.RequestState)
     for name, component in MEMORY_FACTS.items():
         value, axes = getattr(found, name), component.dimensions
         must(isinstance(value, dict), f"state: {name}", value, "a dict of layers with tensors")
@@ -291,7 +283,7 @@ def checked_num_steps(engine: Any, batch: int, scheduled: int) -> int:
     return int(found)
 
 
-def checked_answer(event: Event, found: object) -> Answer | None:
+def checked_answer(event: e.Event, found: object) -> e.Answer | None:
     """The answer to an event, if its type is right: its fields are tensors with a line for every request."""
     kind, what, names = facts(event).answer, kind_of(event), named(event)
     if kind is None:
@@ -303,7 +295,7 @@ def checked_answer(event: Event, found: object) -> Answer | None:
     inner = getattr(found, "inner", {})
     right = isinstance(inner, Mapping) and all(under in tracks(event) and _whole(n) for under, n in inner.items())
     must(right, f"{what}: inner", inner, "its names with whole numbers")
-    if isinstance(found, Forwarded):
+    if isinstance(found, e.Forwarded):
         right = isinstance(found.own, Mapping) and all(isinstance(own, torch.Tensor) for own in found.own.values())
         must(right, f"{what}: own", found.own, "requests with tensors")
         must(isinstance(found.roots, Mapping), f"{what}: roots", found.roots, "requests with their roots")
@@ -322,9 +314,9 @@ def checked_answer(event: Event, found: object) -> Answer | None:
     return found  # type: ignore[return-value]
 
 
-def materialized(answer: Answer | None) -> Answer | None:
+def materialized(answer: e.Answer | None) -> e.Answer | None:
     """The same answer with resolved lazy values."""
-    if not isinstance(answer, Forwarded):
+    if not isinstance(answer, e.Forwarded):
         return answer
     return replace(answer, roots=dict(answer.roots), own=dict(answer.own))
 
@@ -365,14 +357,14 @@ def _is_dense(found: object) -> bool:
     return dense and not found.is_complex()  # type: ignore[attr-defined]
 
 
-def _is_memory(region: Region) -> bool:
+def _is_memory(region: e.Region) -> bool:
     gaps = region.gaps
     return _is_dense(region.units) and region.units.dim() > 0 and (
         gaps is None or (_is_dense(gaps) and gaps.dim() > 0)
     )
 
 
-def _is_declared(region: Region) -> bool:
+def _is_declared(region: e.Region) -> bool:
     means = region.means
     if means is None or not isinstance(means, Meaning):
         return means is None
@@ -383,7 +375,7 @@ def _is_declared(region: Region) -> bool:
     return means.component in COMPONENTS and fits
 
 
-def _is_scratch(region: Region) -> bool:
+def _is_scratch(region: e.Region) -> bool:
     found = region.scratch
     return isinstance(found, Set) and all(_whole(unit) and 0 <= unit < len(region.units) for unit in found)
 

@@ -27,18 +27,8 @@ from instep.trace.header import Model
 from instep.verdict import Comparison, Tier
 from instep.watch.event_context import EventContext
 from instep.watch.observers import LastStates
+from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import (
-    Admit,
-    AnyEvent,
-    Commit,
-    Committed,
-    Engine,
-    Event,
-    Finish,
-    Forward,
-    RequestState,
-)
 from instep_reference.contract.errors import BadInput
 
 
@@ -56,7 +46,7 @@ class Extent:
         A smaller batch is padded in the graph but not in the observed run. With other rows in the batch a product has
         other bits, unless the op set is invariant.
         """
-        return cls(next(n for n, event in enumerate(decoded.events) if isinstance(event, Finish)) - 1, layers)
+        return cls(next(n for n, event in enumerate(decoded.events) if isinstance(event, e.Finish)) - 1, layers)
 
 
 WHOLE = Extent()
@@ -131,7 +121,7 @@ def trace_of(decoded: Decoded, checkpoint: Checkpoint, name: str) -> Trace:
     return Trace(Path(f"{name}.jsonl"), renamed, decoded.events, {}, "")
 
 
-def digest(state: RequestState) -> str:
+def digest(state: e.RequestState) -> str:
     """sha256 of the complete logical state of a request."""
     total = hashlib.sha256(f"{state.length} {state.root} {state.proposal}".encode())
     for part in (getattr(state, each.name) for each in fields(state)):
@@ -152,16 +142,16 @@ class Witness:
         self.found: dict[str, str] = {}
 
     def __call__(self, context: EventContext) -> Iterator[Comparison]:
-        if isinstance(context.event, Finish):
+        if isinstance(context.event, e.Finish):
             self.finished(context.event.request, context.subject.before[context.event.request])
         if context.index == self.at:
             self.living(context.subject.after)
         yield from ()
 
-    def finished(self, name: str, state: RequestState) -> None:
+    def finished(self, name: str, state: e.RequestState) -> None:
         self.found[f"{name}, finished"] = digest(state)
 
-    def living(self, states: Mapping[str, RequestState]) -> None:
+    def living(self, states: Mapping[str, e.RequestState]) -> None:
         self.found |= {f"{name}, event {self.at}": digest(state) for name, state in states.items()}
 
 
@@ -174,11 +164,11 @@ def _checked(
     return explain_outcome(found), witness.found
 
 
-def _engine(trace: Trace, checkpoint: Checkpoint, setting: Setting) -> Engine:
+def _engine(trace: Trace, checkpoint: Checkpoint, setting: Setting) -> e.Engine:
     return engine(checkpoint, setting, trace.header.room(), **trace.header.steps(trace.path.name))
 
 
-def _lap(served: Engine, trace: Trace, device: str, at: int | None) -> Lap:
+def _lap(served: e.Engine, trace: Trace, device: str, at: int | None) -> Lap:
     """Run the rounds as a server does: each ends when its tokens are on the host. States are read with the clock
     stopped.
     """
@@ -187,9 +177,9 @@ def _lap(served: Engine, trace: Trace, device: str, at: int | None) -> Lap:
     player, live = Player("timed", served, [last, watch]), dict[str, None]()
     for index, event in enumerate(trace.events):
         player.serve(event)
-        if isinstance(event, Admit):
+        if isinstance(event, e.Admit):
             live[event.request] = None
-        elif isinstance(event, Finish):
+        elif isinstance(event, e.Finish):
             live.pop(event.request)
         if index == at:
             witness.living({name: served.state(name) for name in live})
@@ -205,16 +195,18 @@ class _Stopwatch(Observer):
         self._cuda, self._begun = device.startswith("cuda"), 0.0
         self.seconds: list[float] = []
 
-    def before(self, event: Event) -> None:
-        if isinstance(event, Finish):
+    def before(self, event: e.Event) -> None:
+        if isinstance(event, e.Finish):
             self.wait()
         self._begun = time.perf_counter()
 
-    def after(self, event: Event, side: Side) -> Side:
+    def after(self, event: e.Event, side: Side) -> Side:
         answer = side.answer
-        if isinstance(answer, Committed):
+        if isinstance(answer, e.Committed):
             answer.accept_lens.tolist(), answer.bonus.tolist()
-        if isinstance(event, Commit) or (isinstance(event, Forward) and all(r.kind != "verify" for r in event.rows)):
+        if isinstance(event, e.Commit) or (
+            isinstance(event, e.Forward) and all(row.kind != "verify" for row in event.rows)
+        ):
             self.wait()
         self.seconds.append(time.perf_counter() - self._begun)
         return side
@@ -225,12 +217,12 @@ class _Stopwatch(Observer):
             torch.cuda.synchronize()
 
 
-def _latency(events: tuple[AnyEvent, ...], seconds: tuple[float, ...]) -> float:
+def _latency(events: tuple[e.AnyEvent, ...], seconds: tuple[float, ...]) -> float:
     clock, begun, spent = 0.0, dict[str, float](), list[float]()
     for event, took in zip(events, seconds, strict=True):
-        if isinstance(event, Admit):
+        if isinstance(event, e.Admit):
             begun[event.request] = clock
         clock += took
-        if isinstance(event, Finish):
+        if isinstance(event, e.Finish):
             spent.append(clock - begun[event.request])
     return statistics.fmean(spent)

@@ -18,19 +18,7 @@ from itertools import chain
 from types import MappingProxyType
 
 from instep.player import Player
-from instep_reference.contract.engine import (
-    Abort,
-    Admit,
-    AnyEvent,
-    Commit,
-    Committed,
-    Draft,
-    Engine,
-    Forward,
-    Load,
-    RequestState,
-    Save,
-)
+from instep_reference.contract import engine as e
 
 from .clock import NOTHING, Clock, Reading
 from .forced_trace import Course
@@ -38,7 +26,7 @@ from .forced_trace import Course
 # draft   the proposals of a round; the recorded ones are in force
 # verify  the forward of one window per request (T = num_steps + 1)
 # commit  acceptance, the move of conv windows and states, and draft extend
-CASES: Mapping[str, type[AnyEvent]] = {"draft": Draft, "verify": Forward, "commit": Commit}
+CASES: Mapping[str, type[e.AnyEvent]] = {"draft": e.Draft, "verify": e.Forward, "commit": e.Commit}
 USUAL = ("verify", "commit")  # cases of a gate that names none; with a block drafter all cases are its own
 NO_DRAG: Mapping[str, float] = MappingProxyType({})
 _BY_EVENT = {event: name for name, event in CASES.items()}
@@ -48,19 +36,19 @@ _BY_EVENT = {event: name for name, event in CASES.items()}
 class Shown:
     """The result of a walk through the course: the states, and the engine's own count of accepted drafts a window."""
 
-    states: dict[str, RequestState]
+    states: dict[str, e.RequestState]
     acceptance: float
 
 
 class Walk:
     """An engine that walks through the course; `laps` may be called again and again."""
 
-    def __init__(self, engine: Engine, course: Course) -> None:
+    def __init__(self, engine: e.Engine, course: Course) -> None:
         self.player, self.course = Player("timed", engine), course  # without observers
         for event in course.opening:
             self.player.serve(event)
         for name in course.prompts:
-            self.player.serve(Save(name, _start(name)))
+            self.player.serve(e.Save(name, _start(name)))
 
     def laps(self, count: int, clock: Clock, drag: Mapping[str, float] = NO_DRAG) -> dict[str, Reading]:
         """Play the course `count` times in each of the clock's ways, in turn; return the summed seconds of each case.
@@ -78,7 +66,7 @@ class Walk:
                     spent[case] = spent[case].plus(timed(work, drag.get(case, 0.0)))
         return spent
 
-    def until(self, case: str) -> AnyEvent:
+    def until(self, case: str) -> e.AnyEvent:
         """Play the first round up to the case's event -> this event, which has not run yet."""
         self.restart()
         for event in self.course.rounds[0]:
@@ -93,23 +81,23 @@ class Walk:
         accepted: list[int] = []
         for event in self._events():
             answer = self.player.serve(event).answer
-            if isinstance(answer, Committed):
+            if isinstance(answer, e.Committed):
                 accepted += answer.own_num_correct_drafts.tolist()
         return Shown(self.states(), sum(accepted) / len(accepted))
 
-    def states(self) -> dict[str, RequestState]:
+    def states(self) -> dict[str, e.RequestState]:
         """Request -> its logical state now."""
         return {name: self.player.engine.state(name) for name in self.course.prompts}
 
     def restart(self) -> None:
         """Bring every request back to the state after its prompt, by legal events."""
         for name in self.course.prompts:
-            self.player.serve(Abort(name))
+            self.player.serve(e.Abort(name))
         for name, prompt in self.course.prompts.items():
-            self.player.serve(Admit(name, prompt))
-            self.player.serve(Load(name, _start(name)))
+            self.player.serve(e.Admit(name, prompt))
+            self.player.serve(e.Load(name, _start(name)))
 
-    def _events(self) -> Iterator[AnyEvent]:
+    def _events(self) -> Iterator[e.AnyEvent]:
         return chain.from_iterable(self.course.rounds)
 
 

@@ -7,20 +7,7 @@ Leaves out: running the event.
 
 from collections.abc import Mapping, Sequence
 
-from instep_reference.contract.engine import (
-    Abort,
-    Admit,
-    Capacity,
-    Commit,
-    Draft,
-    Event,
-    Finish,
-    Forward,
-    Load,
-    Preempt,
-    Resume,
-    Row,
-)
+from instep_reference.contract import engine as e
 from instep_reference.contract.errors import OutOfCapacity
 
 from ..memory import Memory
@@ -50,7 +37,7 @@ _OF_WIDTHS: dict[Action, tuple[str, ...]] = {"draft": (NODES,), "release": (NODE
 Wants = list[tuple[str, int]]
 
 
-def slot_table(room: Capacity) -> Table:
+def slot_table(room: e.Capacity) -> Table:
     """Fields of a slot's line in the slot table that each action may write."""
     further = (_OF_TREES if room.trees else {}, _OF_TRIMS if room.trim else {},
                _OF_WIDTHS if room.device_widths else {})  # fmt: skip
@@ -58,21 +45,21 @@ def slot_table(room: Capacity) -> Table:
             for action, names in _LINE.items()}  # fmt: skip
 
 
-def width_of(row: Row, request: Request) -> int:
+def width_of(row: e.Row, request: Request) -> int:
     """Number of tokens of a row."""
     if row.kind == "verify":
         return 1 + request.drafts
     return row.tokens if row.kind == "prefill" else 1
 
 
-def check_tokens(rows: Sequence[Row], requests: Requests, capacity: Capacity) -> None:
+def check_tokens(rows: Sequence[e.Row], requests: Requests, capacity: e.Capacity) -> None:
     """Refuse a forward that carries more tokens than there is room for."""
     tokens = sum(width_of(row, requests[row.request]) for row in rows)
     if tokens > capacity.max_tokens:
         raise OutOfCapacity(f"a forward of {tokens} tokens; there is room for {capacity.max_tokens}")
 
 
-def forward_wants(rows: Sequence[Row], requests: Requests, *, exact: bool = False) -> Wants:
+def forward_wants(rows: Sequence[e.Row], requests: Requests, *, exact: bool = False) -> Wants:
     """List (request, positions) for which a forward needs pages, from the largest possible or the exact lengths."""
     return [(row.request, _length(requests[row.request], exact) + width_of(row, requests[row.request])) for row in rows]
 
@@ -82,7 +69,7 @@ def draft_wants(drafts: Mapping[str, int], requests: Requests, *, exact: bool = 
     return [(name, _length(requests[name], exact) + count) for name, count in drafts.items()]
 
 
-def drafts_of(event: Draft, num_steps: int, room: Capacity) -> dict[str, int]:
+def drafts_of(event: e.Draft, num_steps: int, room: e.Capacity) -> dict[str, int]:
     """Number of positions after its length that each request of a draft needs."""
     grown = 0 if event.picks is not None else room.grown(num_steps)
     trees = event.parents if event.parents and not room.device_widths else (
@@ -103,8 +90,8 @@ def _grown(memory: Memory, worst: Wants, exact: Wants) -> dict[str, list[int]]:
 
 
 def writes_of(
-    event: Event, live: Requests, saved: Mapping[str, int], preempted: Mapping[str, int], num_steps: int,
-    memory: Memory, room: Capacity, *, overlap: bool = False,
+    event: e.Event, live: Requests, saved: Mapping[str, int], preempted: Mapping[str, int], num_steps: int,
+    memory: Memory, room: e.Capacity, *, overlap: bool = False,
 ) -> list[RequestWrites]:
     """List the actions of `event` on each request, and the units that it may write.
 
@@ -120,9 +107,9 @@ def writes_of(
         return RequestWrites(action, slots.of(name), -1 if row is None else row, written, request_row=rows.of(name))
 
     match event:
-        case Admit():
+        case e.Admit():
             return [RequestWrites("claim", slots.first(), request_row=rows.first())]
-        case Forward():
+        case e.Forward():
             # Without overlap the engine settles lengths first, so its "worst case" is the exact length already.
             worst, exact = (forward_wants(event.rows, live, exact=known) for known in (not overlap, True))
             lists = _grown(memory, worst, exact)
@@ -130,7 +117,7 @@ def writes_of(
                 of(row.kind, row.request, lists, width_of(row, live[row.request]), number)
                 for number, row in enumerate(event.rows)
             ]
-        case Draft():
+        case e.Draft():
             drafts = drafts_of(event, num_steps, room)
             worst, exact = (draft_wants(drafts, live, exact=known) for known in (not overlap, True))
             lists = _grown(memory, worst, exact)
@@ -139,21 +126,21 @@ def writes_of(
             beams = None if room.topk is None else room.drafted(num_steps, 0)
             return [of("draft", name, lists, (count if room.block else max(0, count - 1)) if beams is None else beams)
                     for name, count in drafts.items()]  # fmt: skip
-        case Commit():
+        case e.Commit():
             lists = pages.owned()  # the verify has reserved pages for the whole window
             first = {name: -(-(live[name].length.exact + 1) // pages.size) for name in event.requests if room.trim}
             return [*(of("commit", name, lists, 1 + live[name].drafts, live[name].row) for name in event.requests),
                     *(RequestWrites("release", -1, owned=frozenset(lists[name][first[name] :])) for name in first)]
-        case Finish() | Abort() | Preempt():
+        case e.Finish() | e.Abort() | e.Preempt():
             owner = event.request
             if owner not in slots.owned():  # an abort of a preempted request: it owns nothing
                 return []
             owned = frozenset(pages.of(owner))
             return [RequestWrites("release", slots.of(owner), owned=owned, request_row=rows.of(owner))]
-        case Load() | Resume():
-            kept = saved[event.name] if isinstance(event, Load) else preempted[event.request]
+        case e.Load() | e.Resume():
+            kept = saved[event.name] if isinstance(event, e.Load) else preempted[event.request]
             slot, row = (
-                units.of(event.request) if isinstance(event, Load) else units.first() for units in (slots, rows)
+                units.of(event.request) if isinstance(event, e.Load) else units.first() for units in (slots, rows)
             )
             grown = pages.grown([(event.request, kept)])[event.request]
             filled = frozenset(pages.covering(grown, 0, kept))

@@ -12,29 +12,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from .engine import (
-    Abort,
-    Admit,
-    Commit,
-    Committed,
-    Draft,
-    Drafted,
-    Event,
-    Evict,
-    Fetch,
-    Finish,
-    Forward,
-    Forwarded,
-    Idle,
-    Load,
-    Offload,
-    Path,
-    Preempt,
-    Refused,
-    Resume,
-    Save,
-    SetNumSteps,
-)
+from . import engine as e
 
 
 class Phase(Enum):
@@ -87,28 +65,29 @@ class EventFacts:
 
 LEAVES = "{request} with {tokens}, {phase}"
 FLYING = (Phase.VERIFIED,)  # between a verify and its commit no other part of a round runs
-FACTS: Mapping[type[Event], EventFacts] = {
-    Admit: EventFacts(after=Phase.WAITING),
-    Draft: EventFacts((Phase.READY, Phase.DRAFTED), Phase.DRAFTED, FLYING, pages="round", batch="own", answer=Drafted),
-    Forward: EventFacts(not_while=FLYING, pages="round", batch="own", answer=Forwarded),  # phases: of its rows
-    Commit: EventFacts((Phase.VERIFIED,), Phase.READY, pages="round", batch="last", answer=Committed),
-    Load: EventFacts((Phase.WAITING,), pages="copy", copy="restore", when="late",
+FACTS: Mapping[type[e.Event], EventFacts] = {
+    e.Admit: EventFacts(after=Phase.WAITING),
+    e.Draft: EventFacts(
+        (Phase.READY, Phase.DRAFTED), Phase.DRAFTED, FLYING, pages="round", batch="own", answer=e.Drafted),
+    e.Forward: EventFacts(not_while=FLYING, pages="round", batch="own", answer=e.Forwarded),  # phases: of its rows
+    e.Commit: EventFacts((Phase.VERIFIED,), Phase.READY, pages="round", batch="last", answer=e.Committed),
+    e.Load: EventFacts((Phase.WAITING,), pages="copy", copy="restore", when="late",
                      shown='{request} from "{name}", now {now}', covers="loaded"),
-    Resume: EventFacts((Phase.PREEMPTED,), pages="copy", copy="restore", when="then",
+    e.Resume: EventFacts((Phase.PREEMPTED,), pages="copy", copy="restore", when="then",
                        shown="{request} into slot {slot}"),
-    Save: EventFacts((Phase.PREFILLING, Phase.READY), copy="keep", when="first",
+    e.Save: EventFacts((Phase.PREFILLING, Phase.READY), copy="keep", when="first",
                      shown='{request} under "{name}", after {tokens}', covers="saved"),
-    Preempt: EventFacts(BETWEEN_ROUNDS, Phase.PREEMPTED, pages="all", copy="keep", when="first", shown=LEAVES,
+    e.Preempt: EventFacts(BETWEEN_ROUNDS, Phase.PREEMPTED, pages="all", copy="keep", when="first", shown=LEAVES,
                         covers="preempted"),
-    SetNumSteps: EventFacts(not_while=(Phase.DRAFTED, Phase.VERIFIED)),
-    Finish: EventFacts((Phase.READY,), ends=True, pages="all", shown=LEAVES, covers="finished"),
-    Abort: EventFacts(ANYWHERE, ends=True, pages="all", when="first", shown=LEAVES),
-    Idle: EventFacts(not_while=FLYING, when="first", covers="idle"),
+    e.SetNumSteps: EventFacts(not_while=(Phase.DRAFTED, Phase.VERIFIED)),
+    e.Finish: EventFacts((Phase.READY,), ends=True, pages="all", shown=LEAVES, covers="finished"),
+    e.Abort: EventFacts(ANYWHERE, ends=True, pages="all", when="first", shown=LEAVES),
+    e.Idle: EventFacts(not_while=FLYING, when="first", covers="idle"),
     # A kept entry belongs to no request.
-    Offload: EventFacts(copy="to host", when="first", shown='"{name}" goes to the host'),
-    Fetch: EventFacts(copy="back", when="late", shown='"{name}" comes back to the device'),
-    Evict: EventFacts(copy="drop", when="first", shown='"{name}" is kept no longer'),
-    Refused: EventFacts(when="first"),
+    e.Offload: EventFacts(copy="to host", when="first", shown='"{name}" goes to the host'),
+    e.Fetch: EventFacts(copy="back", when="late", shown='"{name}" comes back to the device'),
+    e.Evict: EventFacts(copy="drop", when="first", shown='"{name}" is kept no longer'),
+    e.Refused: EventFacts(when="first"),
 }  # fmt: skip
 ROW_FACTS: Mapping[str, EventFacts] = {  # of a forward, by the kind of row
     "prefill": EventFacts((Phase.WAITING, Phase.PREFILLING), not_while=FLYING),
@@ -117,38 +96,38 @@ ROW_FACTS: Mapping[str, EventFacts] = {  # of a forward, by the kind of row
 }
 
 
-def facts(event: Event) -> EventFacts:
+def facts(event: e.Event) -> EventFacts:
     return FACTS[type(event)]
 
 
-def restores(event: Event) -> str:
+def restores(event: e.Event) -> str:
     """Return the request whose memory comes back from a copy; empty if none does."""
     return getattr(event, "request", "") if facts(event).copy == "restore" else ""
 
 
-def moves(event: Event) -> str:
+def moves(event: e.Event) -> str:
     """Return the name of the copy that goes to the host or comes back; empty if none does."""
     return getattr(event, "name", "") if facts(event).copy in ("to host", "back") else ""
 
 
-def kind_of(event: Event | type[Event]) -> str:
+def kind_of(event: e.Event | type[e.Event]) -> str:
     """Name the type of an event as a trace spells it."""
     return str(event.__struct_config__.tag)
 
 
-def named(event: Event) -> tuple[str, ...]:
+def named(event: e.Event) -> tuple[str, ...]:
     """List the requests that it names, in batch order."""
     rows: tuple[str, ...] = tuple(row.request for row in getattr(event, "rows", ()))
     several: tuple[str, ...] = getattr(event, "requests", rows)
     return (event.request,) if hasattr(event, "request") else several
 
 
-def restricted(event: Event, names: Container[str]) -> Event:
+def restricted(event: e.Event, names: Container[str]) -> e.Event:
     """Return the same draft, forward or commit for some of its requests; any other event as it is."""
     match event:
-        case Forward():
+        case e.Forward():
             return replace(event, rows=tuple(row for row in event.rows if row.request in names))
-        case Draft() | Commit():
+        case e.Draft() | e.Commit():
             mine = [number for number, name in enumerate(event.requests) if name in names]
             lists = {field: getattr(event, field) for field in event.__struct_fields__}
             return replace(event, **{field: tuple(each[n] for n in mine) if isinstance(each, tuple) and each else each
@@ -156,14 +135,14 @@ def restricted(event: Event, names: Container[str]) -> Event:
     return event
 
 
-def tracks(event: Event) -> dict[str, str]:
+def tracks(event: e.Event) -> dict[str, str]:
     """Return the names under which the event tracks prefixes, if it reaches them -> the requests of the prefixes."""
     names: list[tuple[str, ...]] = [(*row.inner, row.track) for row in getattr(event, "rows", ())]
     names = [(under,) for under in getattr(event, "track", ())] or names
     return {under: request for request, mine in zip(named(event), names, strict=False) for under in mine if under}
 
 
-def tracked(event: Event, answer: object) -> dict[str, int]:
+def tracked(event: e.Event, answer: object) -> dict[str, int]:
     """Return the names of the prefixes that the event has tracked, according to its answer -> their tokens."""
     inner: Mapping[str, int] = getattr(answer, "inner", {})
     ends: Mapping[str, int] = getattr(answer, "tracked", {})
@@ -177,7 +156,7 @@ def inner_multiples(start: int, end: int, every: int) -> range:
     return range(start // every * every + every, end, every)
 
 
-def committed_paths(event: Commit) -> tuple[Path, ...]:
+def committed_paths(event: e.Commit) -> tuple[e.Path, ...]:
     """List the accepted paths up to their caps, in batch order; empty if the engine accepts by itself."""
     caps = event.caps or (None,) * len(event.requests)
-    return tuple(Path(path.nodes[:cap], path.bonus) for path, cap in zip(event.accepted or (), caps, strict=False))
+    return tuple(e.Path(path.nodes[:cap], path.bonus) for path, cap in zip(event.accepted or (), caps, strict=False))
