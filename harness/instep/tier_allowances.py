@@ -131,7 +131,7 @@ PROJECTION_LIMIT = 0.5
 # some 4e7 pairs, of which 1 in 100 is that close to the limit (measured): 3e-7 false alarms per run.
 PROJECTION_ERROR = 1 / 16
 
-# T2d, of a free run (`oracle/free_run_states.py`). The first look has one draw, because each draw is a whole run. So a
+# T2d, of a free run (`oracle/state_oracle.py`). The first look has one draw, because each draw is a whole run. So a
 # pair whose deviation is too large to decide is decided all the same if this draw errs little along its direction:
 # with a deviation s that is the part 1/(16 s) * sqrt(2 / pi) of pairs, a fifth for s = 1/4. The projections of these
 # pairs are spread over the whole range up to the limit, and those beyond it are measured again, with 16 or 128 draws,

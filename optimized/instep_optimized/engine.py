@@ -2,8 +2,8 @@
 
 Leaves out: arithmetic (`ops/`), addresses (`commit/`, `packed_batch.py`), the model (`model/`, `draft/`), and the
 bodies of
-the events: `round_for_step_count.py` for what depends on the step count, `window_and_decode_forwards.py` and
-`forward_with_prefill_chunks.py` for rows of several kinds.
+the events: `round_for_step_count.py` for what depends on the step count, `forwards.py` and
+`forwards.py` for rows of several kinds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +23,14 @@ from instep_reference.contract.kept_copies import Copy
 from instep_reference.contract.place_names import Place, See, unseen
 from instep_reference.contract.sampling import Sampling
 
-from . import forward_with_prefill_chunks
+from . import forwards
 from .commit import write_set
 from .commit.base import RequestWrites, changes
 from .commit.verified_windows import answered, forced_paths
 from .controllers import Controller, controller
 from .draft_answers import cut_to_trees, split_tables
 from .engine_from_checkpoint import budget, built
-from .forward_with_prefill_chunks import Inner, Planned, RunTarget, planned
+from .forwards import BOTH, DECODES, WINDOWS, Forwards, Inner, Planned, RunTarget, planned
 from .graphs import Recorder, Runner
 from .graphs.capture_all_at_start import prepared
 from .graphs.prompt_segments import PromptGraphs
@@ -51,7 +51,6 @@ from .tracked_prefixes import Prefixes
 from .transfer.to_device import HOST, ints, sent
 from .transfer.to_host import CutPicks, Drafts, HostCopy, Parents, Roots
 from .transfer_between_engines import Courier, Wire
-from .window_and_decode_forwards import BOTH, DECODES, WINDOWS, Forwards
 
 
 class Settled(NamedTuple):
@@ -324,7 +323,7 @@ class OptimizedEngine:
         self._restore(kept.given_to(live), self._prefixes.narrow.give(memory))
         if memory.final is not None:  # a prefix
             steps = self._round.num_steps
-            forward_with_prefill_chunks.extend_prefix(self._ops, self._model, self._requests[request], memory, steps)
+            forwards.extend_prefix(self._ops, self._model, self._requests[request], memory, steps)
 
     def offload(self, name: str) -> None:
         self._refusals.offload(name)
@@ -464,7 +463,7 @@ class OptimizedEngine:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[Inner]]:
         """Run a forward with prefill chunks. replay: runs its target in segments of graphs"""
         at = self._round
-        return forward_with_prefill_chunks.forward(
+        return forwards.forward(
             self._ops, self._model, at.strategy, plan, at.num_steps, self._capacity.track_interval, replay
         )
 

@@ -16,7 +16,7 @@ from instep_reference.contract.capacity import Capacity
 from instep_reference.contract.place_names import AFTER_LAYERS
 
 from .commit.strategy_pair import CommitPair
-from .forward_with_prefill_chunks import Inner, Planned
+from .forwards import Inner, Planned
 from .kept_entries_on_device_or_host import Entry
 from .memory import Memory
 from .memory.saved_states import NarrowStates, Peeked, read

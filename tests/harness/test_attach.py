@@ -335,7 +335,7 @@ def test_the_recorder_imports_nothing_else_of_instep(tmp_path: Path) -> None:
     parts = ("device_states", "recorder", "releases", "vllm", "vllm_names")
     assert of_vllm == ["instep", "instep.attach", *(f"instep.attach.{one}" for one in parts), "instep.audit",
                        "instep.audit.write"]
-    assert {*both} - {*of_vllm} == {f"instep.attach.sglang{one}" for one in ("", "_names", "_states")}
+    assert {*both} - {*of_vllm} == {f"instep.attach.sglang{one}" for one in ("", "_names")}
 
 
 def test_the_command_starts_the_engine_with_the_recorder(

@@ -21,9 +21,8 @@ import pytest
 
 from instep.atomic_write import ReaderGone, write_atomically
 from instep.cli import COMMANDS
-from instep.trace.default_policy import EXAMPLE, usual
 from instep.trace.file import Trace, read
-from instep.trace.policy import Policy, read_policy
+from instep.trace.policy import EXAMPLE, Policy, read_policy, usual
 from instep_proof.faults.plant import environment, source
 from instep_reference.contract.event_facts import kind_of
 from support.inputs.checkpoints import write

@@ -104,7 +104,7 @@ OTHERS = [
     ((Edit.of("instep_optimized/ops/plain/embed_norm_linear_head.py",
               "torch.{rsqrt => sqrt}(x.square().mean(dim=axes, keepdim=True) + eps)"),),
      "short", Setting(), "normed", "torch.sqrt((x * x).mean(-1, keepdim=True) + eps)`, not with `x * torch.rsqrt("),
-    ((Edit.of("instep_optimized/forward_with_prefill_chunks.py", "Span(row.request, row.kind, width_of(row, "
+    ((Edit.of("instep_optimized/forwards.py", "Span(row.request, row.kind, width_of(row, "
               "request), number, fresh={prefill and not begin => False})"),),
      "short", Setting(), "mixed", "reads a conv window that nothing wrote (poison), although the request has no"),
     ((Edit.of("instep_optimized/ops/ledger_label_ops.py", "int(who.again.{max => min}())"),),

@@ -24,7 +24,7 @@ import pytest
 from instep.campaign import farm as farming
 from instep.campaign.farm import ATTEMPTS, Claim, Ended, Farm, Taken
 from instep.campaign.fuzz import campaign as fuzz
-from instep.campaign.fuzz import result_data
+from instep.campaign.fuzz import result_document
 from instep.campaign.runner import TrialRunner
 from instep.campaign.soak import totals
 from instep.cli import farm_options
@@ -448,7 +448,7 @@ def drawn(options: dict[str, str]) -> Result:
     one = fuzz.Result(fuzz.Settings(setting, Path("model"), None, seed, Path("out")))
     one.examples = one.events = one.elements = runs
     one.coverage.events["commit"] = runs
-    found = result_data.of([one])
+    found = result_document.of([one])
     if (setting.ops, seed) == ("plain", 2):
         (data,) = found.found["campaigns"]
         data |= {"exit": 1, "message": "DIVERGED there", "trace": "fuzz-plain-2.jsonl", "shrunk": 3, "again": True}
@@ -508,10 +508,10 @@ def test_merged_runs_have_tested_what_one_of_them_tested(tmp_path: Path) -> None
         (data,) = found.found["campaigns"]
         data |= {"untested": untested, "exit": 3, "pairs": 7 - number, "met": {"a condition": number}}
         found.write(path)
-    (one,) = result_data.joined(paths, ()).found["campaigns"]
+    (one,) = result_document.joined(paths, ()).found["campaigns"]
     assert (one["untested"], one["exit"], one["pairs"], one["met"]) == (["a"], 3, 7, {"a condition": 3})
     drawn({"--ops": "ledger", "--seed": "3", "--examples": "5"}).write(path := tmp_path / "3.json")
-    (one,) = result_data.joined([*paths, path], ()).found["campaigns"]
+    (one,) = result_document.joined([*paths, path], ()).found["campaigns"]
     assert (one["untested"], one["exit"], one["examples"]) == ([], 0, 20)
 
 

@@ -33,8 +33,7 @@ from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
 from instep_proof.faults.catalogue.fault import EXPECTED, Edit, Expected, Fault, of_family, recorded, speaking
 from instep_proof.faults.compare_with_control import HYPOTHESIS, Heard, Judged, Result, Session, hear, judge, updated
 from instep_proof.faults.fault_runs import Arm, Said, both, replayed, spoken
-from instep_proof.faults.result_data import data_of
-from instep_proof.faults.result_document import matrix_of, surprises
+from instep_proof.faults.result_data import data_of, matrix_of, surprises
 from instep_reference.contract.errors import BadInput
 from support.inputs.few_channels import few_channels
 from support.inputs.outcomes import shown

@@ -19,7 +19,7 @@ from instep.campaign.fuzz import hypothesis_machine
 from instep.campaign.fuzz.campaign import Settings, campaign, place
 from instep.campaign.fuzz.coverage import PROMPT_GRAPHS, TRANSFERS, TREES, Coverage
 from instep.campaign.fuzz.drawn_run import Example
-from instep.campaign.fuzz.result_data import of
+from instep.campaign.fuzz.result_document import of
 from instep.campaign.soak import totals
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules

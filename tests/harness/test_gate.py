@@ -23,9 +23,8 @@ from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted
 from instep_reference.contract.errors import BadInput, InstepError
 from instep_speed.gate import result_data
-from instep_speed.gate.cases import CASES, Walk
+from instep_speed.gate.cases import CASES, Course, Walk, lay
 from instep_speed.gate.clock import CLOCKS, Clock
-from instep_speed.gate.forced_trace import Course, lay
 from instep_speed.gate.gate import ARMS, MOST_TIMES, ORDERS, PROBES, _timed, asked_of, checked, gate, judge
 from instep_speed.gate.input_and_result import SAMPLES, Question, Report
 from instep_speed.gate.power import Power

@@ -28,9 +28,8 @@ from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted
 from instep_reference.contract.errors import BadInput
 from instep_speed.gate import calibration_files, power, result_data, statistics
-from instep_speed.gate.cases import USUAL, Walk
+from instep_speed.gate.cases import USUAL, Course, Walk, lay
 from instep_speed.gate.clock import CLOCKS, Clock, judged
-from instep_speed.gate.forced_trace import Course, lay
 from instep_speed.gate.gate import MOST_TIMES
 from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.power import ARMS, Power, tried

@@ -19,7 +19,7 @@ from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
 from instep.trace.header import Model, Part, Room
 from instep.verdict import Tier
-from instep_optimized import engine, round_for_step_count, window_and_decode_forwards
+from instep_optimized import engine, forwards, round_for_step_count
 from instep_optimized.commit import STRATEGIES
 from instep_optimized.graphs import Runner
 from instep_optimized.memory_addresses import StateLayout
@@ -280,7 +280,7 @@ CHANGED: dict[str, tuple[tuple[Any, str], Change, dict[str, Any], str]] = {
         lambda right: lambda who, **given: who if "slots" in given else right(who, **given), {},
         "changed in proposals slot 4, which this event may not write"),
     "rows cut as windows": (
-        (window_and_decode_forwards.Forwards, "_spots"),
+        (forwards.Forwards, "_spots"),
         lambda right: lambda self, plan, device: torch.arange(sum(p.span.count for p in plan)), {}, "own choices are"),
 }
 LATER = ("an extra replay", "a decode as", "uniforms", "groups")  # other messages come first

@@ -24,8 +24,7 @@ from instep.oracle.recomputation import Recomputation, rerun
 from instep.oracle.reordered_arithmetic import by_a_unit, up_or_down
 from instep.oracle.states_with_folded_tokens import Run
 from instep.watch.event_context import EventContext
-from instep.watch.rows_by_request import paths, row_spans, rows
-from instep.watch.rows_subject_must_show import UPDATE, due
+from instep.watch.rows_by_request import UPDATE, due, paths, row_spans, rows
 from instep_reference import trunk
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Path, Row

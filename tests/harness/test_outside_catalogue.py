@@ -25,8 +25,7 @@ from instep_proof.faults.compare_with_control import Result, judge
 from instep_proof.faults.draw_mutants import Mutation, draw, exact_edit, mutations
 from instep_proof.faults.fault_runs import Arm, replayed
 from instep_proof.faults.outside_catalogue import families
-from instep_proof.faults.result_data import data_of, of, said
-from instep_proof.faults.result_document import surprises, word
+from instep_proof.faults.result_data import data_of, of, said, surprises, word
 from instep_reference.contract.errors import BadInput
 from support.inputs.few_channels import few_channels
 from support.running.command import Runner, complaint

@@ -20,7 +20,7 @@ from instep.audit import result as audits
 from instep.audit.audit import audit
 from instep.audit.recording import EVENTS
 from instep.audit.result import charts_of as audited
-from instep.campaign.fuzz import result_data as fuzz
+from instep.campaign.fuzz import result_document as fuzz
 from instep.campaign.fuzz.campaign import Result as Drawn
 from instep.campaign.fuzz.campaign import Settings
 from instep.campaign.relations import result as relations

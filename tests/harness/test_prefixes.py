@@ -45,7 +45,7 @@ pytestmark = pytest.mark.slow  # runs with and without a shared prefix
 
 SAVED, UNITS = "instep_optimized/memory/saved_states.py", "instep_optimized/memory/tiled_units.py"
 ENGINE, PREFIXES = "instep_optimized/engine.py", "instep_optimized/tracked_prefixes.py"
-COLUMNS, MIXED = "instep_optimized/commit/columns.py", "instep_optimized/forward_with_prefill_chunks.py"
+COLUMNS, MIXED = "instep_optimized/commit/columns.py", "instep_optimized/forwards.py"
 BEGIN = "request.length.exact - len(final)"
 TOLD = policy(
     capacity=msgspec.structs.replace(ROOM, track_interval=4, pages=tuple(range(12, 0, -1))),

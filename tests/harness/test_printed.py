@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from instep.campaign.fuzz import result_data as fuzz
+from instep.campaign.fuzz import result_document as fuzz
 from instep.campaign.fuzz.campaign import Result, Settings
 from instep.campaign.relations import result as relations
 from instep.generate import render as generate

@@ -25,7 +25,7 @@ from instep.trace.file import Trace
 from instep.trace.file import read as read_trace
 from instep.verdict import Comparison, Exit
 from instep.watch.rank_facts import Decision
-from instep_optimized.ops.label_algebra import expand, read
+from instep_optimized.ops.ledger_label_ops import expand, read
 from instep_proof.faults.catalogue.fault import Edit, Wrap
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.declared_rounding import Product

@@ -43,7 +43,7 @@ from instep.diagnose import confirm_cause, explanation_bank
 from instep.diagnose.confirm_cause import _Climb
 from instep.diagnose.mistakes import source_slips
 from instep.finding_problem import Explained, Problem, Unexplained, WrongContent
-from instep.oracle import free_run_states
+from instep.oracle import state_oracle
 from instep.run.run_variants import Variant
 from instep.tier_allowances import TRUTH_ERROR, log_prob_error, sums_error
 from instep.verdict import Comparison, Skipped, Tier
@@ -317,10 +317,10 @@ def test_states_without_a_tracked_prefix_are_not_those_of_others(monkeypatch: py
 
 
 def test_whole_runs_in_place_of_an_oracle_make_no_narrow_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free_run_states, "_left", lambda side, piece: torch.ones(2))
+    monkeypatch.setattr(state_oracle, "_left", lambda side, piece: torch.ones(2))
     its: Any = SimpleNamespace(_redrawn=lambda context, piece: None)
     piece = make_dataclass("Piece", ("writes_state", "yardsticks", "dithered", "narrow"))(True, None, None, True)
-    found = free_run_states.FreeOracle._by(its, context(rounded=object()), piece)
+    found = state_oracle.FreeOracle._by(its, context(rounded=object()), piece)
     assert not found.narrow and found.yardsticks.state is not None and found.yardsticks.state.shape == (1, 2)
 
 

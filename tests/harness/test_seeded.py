@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from instep.campaign.fuzz.same_draws_from_seed import by_seed_alone
+from instep.campaign.fuzz.hypothesis_machine import by_seed_alone
 from instep.campaign.soak.soak import Seeded
 from instep_reference.contract.errors import InstepError
 

@@ -13,8 +13,7 @@ from instep.kit.cases import CONV, RECURRENT
 from instep.kit.cases.case import Case, serve
 from instep.kit.cases.guarded_pools import Pool, guarded, same_bits
 from instep_optimized.memory_addresses import Address, Part
-from instep_optimized.ops.label_algebra import code, expand, mix, read
-from instep_optimized.ops.ledger_label_ops import LEDGER
+from instep_optimized.ops.ledger_label_ops import LEDGER, code, expand, mix, read
 from instep_optimized.ops.op_protocols import GdnInputs
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.place_names import COMPONENTS, Place

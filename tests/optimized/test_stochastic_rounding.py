@@ -18,7 +18,7 @@ from instep_optimized.memory.tiled_units import Units
 from instep_optimized.memory_addresses import Address, Chance, Part, Ring, Updates
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN, scaled_tiles
-from instep_optimized.ops.plain.philox_bits import uniforms
+from instep_optimized.ops.plain.scaled_tiles import uniforms
 from instep_optimized.ops.triton import TRITON
 from instep_reference import stochastic_rounding as reference
 from instep_reference.contract.declared_rounding import CHANCE_BITS, SCALED_STATE

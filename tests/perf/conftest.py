@@ -6,7 +6,7 @@ In `make test` every benchmark runs its event once, as a test. `make perf` passe
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from instep_speed.gate.forced_trace import Course, lay
+from instep_speed.gate.cases import Course, lay
 from support.inputs.checkpoints import write
 
 

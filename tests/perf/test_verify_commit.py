@@ -10,9 +10,8 @@ from instep.run.build_compared_engines import participants_of
 from instep.run.replay import Replay
 from instep.verdict import Exit
 from instep_reference.contract.place_names import unseen
-from instep_speed.gate.cases import CASES, Shown, Walk
+from instep_speed.gate.cases import CASES, Course, Shown, Walk
 from instep_speed.gate.clock import Clock
-from instep_speed.gate.forced_trace import Course
 from instep_speed.gate.reference_check import Yardstick
 
 TIMED_ROUNDS = 30

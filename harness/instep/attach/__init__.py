@@ -25,7 +25,7 @@ ENV = "INSTEP_ATTACH"  # the options as JSON; or only the directory
 NAME = "instep"
 PARTS = (
     "attach/__init__.py", "attach/device_states.py", "attach/recorder.py", "attach/releases.py", "attach/sglang.py",
-    "attach/sglang_names.py", "attach/sglang_states.py", "attach/vllm.py", "attach/vllm_names.py", "audit/__init__.py",
+    "attach/sglang_names.py", "attach/vllm.py", "attach/vllm_names.py", "audit/__init__.py",
     "audit/write.py",
 )  # fmt: skip
 SWITCH, PREFIX, RETRACTION = "switch", "prefix", "retraction"

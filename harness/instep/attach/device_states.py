@@ -1,7 +1,7 @@
 """Copies of recurrent states on a device, moved to the host by a thread that also writes them.
 
 So the engine waits for neither the device nor the disk.
-Leaves out: where an engine has its states (`sglang_states.py`, `vllm.py`), and which are written (`recorder.py`).
+Leaves out: where an engine has its states (`sglang.py`, `vllm.py`), and which are written (`recorder.py`).
 """
 
 from collections import deque

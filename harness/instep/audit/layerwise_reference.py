@@ -3,25 +3,32 @@
 So a checkpoint may be larger than memory, which holds only one layer in fp64 and the hidden rows of the texts.
 The truth is fp64. A draw is the reference in the declared width, rounded as declared and summed in another order, as in
 a replay (`run/build_compared_engines.py`). Only the errors of draws against the truth are kept, row by row: each
-position counts as a separate event, like a decode step. Leaves out: the output matrix (`tokens.py`) and its
-scores.
+position counts as a separate event, like a decode step.
+
+The model's own draft head has a row for every recorded draft, which scores that draft. The head runs over a whole text,
+as draft extend does after every commit: row p combines the target's final row of position p with the token at p + 1. A
+window at length L begins with row L - 1, and each further draft is scored after the recorded draft before it, with the
+head's own row of the step before. So one draft that is not the head's own hides no later one. Leaves out: several MTP
+layers, drafters without a head, whose drafts are another choice by design, and the output matrix (`tokens.py`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from instep_reference import trunk
+from instep_reference.attention import AttentionMemory
 from instep_reference.chunked_delta_rule import At, Inverse, merged, recur_by_products
 from instep_reference.contract.checkpoint import OnDisk
 from instep_reference.contract.checkpoint_tensor_shapes import norm_name
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.place_names import AFTER_LAYERS, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, Place, See
+from instep_reference.draft import head
 from instep_reference.gdn import GdnMemory, Recurred, Rule, recur
-from instep_reference.weights import Get, LayerWeights, Norm, Weights, layer_of, read_of
+from instep_reference.weights import DraftWeights, Get, LayerWeights, Norm, Weights, layer_of, norm_of, read_of
 
 from ..checks.error_measurement import relative_error
 from ..oracle.declared_product_rounding import Operands
@@ -29,7 +36,7 @@ from ..oracle.reordered_arithmetic import Reordered, stored
 from ..run.build_compared_engines import rounding
 from ..subject.declared_rounding import Declared
 from ..tier_allowances import TRUTH_ERROR
-from .token_origins import Text
+from .token_origins import Text, Window
 
 BLOCK = 64  # tokens per block of the delta rule if no block is declared
 ROWS = 512  # positions per call of a layer: attention weights are [heads, ROWS, positions so far]
@@ -255,3 +262,82 @@ def _add(noise: dict[int, list[torch.Tensor]], rows: Mapping[int | None, list[to
         for number, (drawn, right) in enumerate(zip(rows[draw], rows[None], strict=True)):
             off = relative_error(drawn.to(torch.float64), right).amax(0)
             before[number] = torch.maximum(before[number], off)
+
+
+HEADS = 1  # of the MTP layers, in an eagle chain
+Steps = dict[int, tuple[torch.Tensor, AttentionMemory]]  # node of a window -> the head's row there, its cache
+
+
+def drafted(disk: OnDisk, read: Read, texts: Sequence[Text]) -> Read:
+    """The rows from which every recorded draft is scored, in the order of texts, windows and drafts.
+
+    read: the final rows of all positions
+    """
+    final, noise = dict[int | None, torch.Tensor](), dict[int, torch.Tensor]()
+    for draw, each in read.passes.items():
+        final[draw] = _of_pass(disk, each, read.final[draw], texts)
+    counts = [len(text.run) for text in texts]
+    for draw, errors in read.noise.items():
+        off = relative_error(final[draw].to(torch.float64), final[None]).amax(0)
+        fed = [one[window.at - 1] for one, text in zip(torch.split(errors, counts), texts, strict=True)
+               for window in text.windows for _ in window.picks]  # fmt: skip
+        noise[draw] = torch.maximum(torch.stack(fed), off)
+    return Read(read.passes, final, noise)
+
+
+def _of_pass(disk: OnDisk, each: Pass, final: torch.Tensor, texts: Sequence[Text]) -> torch.Tensor:
+    """The head's rows of one reading of the texts."""
+    spoken = {token for text in texts for token in (*text.prompt, *text.said)}
+    rows, number = embedding_of(disk, spoken | {pick for text in texts for one in text.windows for pick in one.picks})
+    stored = disk.read(name for name in disk.stored if name.startswith("mtp."))
+
+    def get(name: str) -> torch.Tensor:
+        return stored[name].to(each.width)
+
+    config, embedding = disk.config, rows.to(each.width)
+    draft = DraftWeights(
+        get("mtp.fc.weight"), norm_of(config, "mtp.pre_fc_norm_embedding", get),
+        norm_of(config, "mtp.pre_fc_norm_hidden", get), norm_of(config, "mtp.norm", get),
+        (layer_of(config.drafter(), "mtp.layers.0", 0, stored, get),),
+    )
+    weights = Weights(config, embedding, (), draft.norm, embedding, draft)
+    found = []
+    with each.begin(weights, False):
+        for text, hidden in zip(texts, torch.split(final, [len(text.run) for text in texts]), strict=True):
+            if text.windows:
+                tokens = [number[token] for token in (*text.prompt, *text.said)]
+                y, cache = _extended(weights, tokens[1:], hidden, each.see)
+                for window in text.windows:
+                    found += _chained(weights, window, [number[token] for token in window.picks], y, cache, each.see)
+    return torch.stack(found)
+
+
+def _extended(
+    weights: Weights, following: Sequence[int], hidden: torch.Tensor, see: See
+) -> tuple[torch.Tensor, AttentionMemory]:
+    """All rows of a text, and the head's cache after them."""
+    done, drafter = [], weights.config.drafter()
+    cache = cast(AttentionMemory, trunk.empty_memory(drafter, drafter.mixers[0], hidden.dtype, hidden.device))
+    for begin in range(0, len(hidden), ROWS):
+        rows = hidden[begin : begin + ROWS]
+        y, cache = head.rows(weights, 0, following[begin : begin + len(rows)], rows, cache, begin, "extend", see)
+        done.append(y)
+    return torch.cat(done), cache
+
+
+def _chained(
+    weights: Weights, window: Window, picks: Sequence[int], y: torch.Tensor, cache: AttentionMemory, see: See
+) -> list[torch.Tensor]:
+    """The row that scores each draft of a window: that of its parent. picks: its drafts, as rows of the embedding."""
+    before = AttentionMemory(cache.keys[: window.at], cache.values[: window.at])
+    steps: Steps = {0: (y[window.at - 1 : window.at], before)}
+    depths, rows = {0: 0}, []
+    for node, parent in enumerate(window.parents, 1):
+        if parent not in steps:
+            grandparent = window.parents[parent - 1]
+            row, before = steps[grandparent]
+            at = window.at + depths[grandparent]
+            steps[parent] = head.rows(weights, 0, (picks[parent - 1],), row, before, at, f"chain.{parent}", see)
+        depths[node] = depths[parent] + 1
+        rows.append(steps[parent][0][0])
+    return rows

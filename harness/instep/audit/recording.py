@@ -32,7 +32,7 @@ from instep_reference.contract.shards import Shard
 from instep_reference.sampling import Drawing
 
 from ..checks.check_interface import counted
-from ..generate.sampling_inputs import Drawn
+from ..generate.decode import Drawn
 from ..setting import WIDTHS
 from ..subject.declared_rounding import Declared, declared
 from ..trace.file import RECORDING, decode

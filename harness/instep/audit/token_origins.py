@@ -15,7 +15,7 @@ from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.sampling import Drawing
 
 from ..finding_problem import Problem
-from ..generate.sampling_inputs import Drawn, drawn_at
+from ..generate.decode import Drawn, drawn_at
 from ..trace.event_rules import EventRules
 from ..verdict import Comparison, Skipped, Tier
 

@@ -25,8 +25,7 @@ from ..checks.tensor_and_choice_judgement import Chosen, Ties
 from ..finding_problem import Problem
 from ..tier_allowances import LUCK, MARGIN_ERRORS, REDRAWS, SCALE_FLOOR, granted
 from ..verdict import TIES, Comparison, Exit, Tier, Verdict
-from .draft_head_scores import HEADS, drafted
-from .layerwise_reference import EMBEDDING, Advance, Precision, Read, silent, walk
+from .layerwise_reference import EMBEDDING, HEADS, Advance, Precision, Read, drafted, silent, walk
 from .token_origins import PICK, Text
 
 DECIDED = 0.5  # part of the tokens that must be decidable: agreement of fewer means little

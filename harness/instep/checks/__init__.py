@@ -3,8 +3,8 @@
 Leaves out: relations, which vary a run, and every constant (`tier_allowances.py`).
 """
 
-from ..oracle.free_run_states import FreeOracle, Redraws
 from ..oracle.oracle import Oracle
+from ..oracle.state_oracle import FreeOracle, Redraws
 from .accumulated_errors import Propagated
 from .aliasing import Aliasing
 from .capacity import Capacity

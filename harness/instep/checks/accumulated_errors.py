@@ -20,7 +20,7 @@ import torch
 from instep_reference.contract.place_names import Place
 
 from ..finding_problem import Explained
-from ..oracle.free_run_states import Redraws
+from ..oracle.state_oracle import Redraws
 from ..player import Side
 from ..tier_allowances import REDRAWS, TRUTH_ERROR
 from ..verdict import Comparison, Skipped, Tier

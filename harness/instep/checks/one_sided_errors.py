@@ -46,8 +46,7 @@ from ..oracle.storage_rounding import before_rounding, narrower
 from ..tier_allowances import CONSTANT_ULPS, FEWEST_SAMPLES, SCALE_FLOOR, one_sided_limit
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
-from ..watch.rows_by_request import rows
-from ..watch.rows_subject_must_show import due
+from ..watch.rows_by_request import due, rows
 from .check_interface import TellsOnce, slot_of
 
 Numbers = npt.NDArray[np.float64]

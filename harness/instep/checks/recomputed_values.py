@@ -21,8 +21,7 @@ from ..oracle.states_with_folded_tokens import Run
 from ..oracle.storage_rounding import CUT, HEADS, TURNED, State, before_rounding, kept_states, narrower
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
-from ..watch.rows_by_request import rows
-from ..watch.rows_subject_must_show import UPDATE, due
+from ..watch.rows_by_request import UPDATE, due, rows
 from .check_interface import counted, slot_of
 from .error_measurement import Spot, measured
 from .prefix_findings import RUNNING, nearest_misrounding, of_prefix

@@ -58,7 +58,7 @@ def fuzz(
 
     from ..campaign.fuzz.campaign import Result, Settings, campaign
     from ..campaign.fuzz.draw_events import SAMPLED
-    from ..campaign.fuzz.result_data import joined, of
+    from ..campaign.fuzz.result_document import joined, of
 
     files.must_be_free()
     directory, sampled = checkpoint or model(), given.left_to_draw(SAMPLED)

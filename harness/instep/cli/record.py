@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def _example(asked: bool) -> None:
     if asked:
-        from ..trace.default_policy import example
+        from ..trace.policy import example
 
         print(example())
         raise typer.Exit
@@ -77,7 +77,7 @@ def record(
 def _usual(prompts: dict[str, tuple[int, ...]], checkpoint: Path, setting: Setting, rounds: int | None) -> Policy:
     from instep_reference.contract.checkpoint import Checkpoint
 
-    from ..trace.default_policy import usual
+    from ..trace.policy import usual
 
     if not prompts:
         raise BadInput("--prompts", found="no prompt", expected="at least one")

@@ -4,8 +4,8 @@ Leaves out: the schedule (`trace/event_scheduler.py`, the only one), and correct
 """
 
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,10 +16,11 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.controllers import Controlled
-from instep_reference.contract.engine import AnyEvent, Finish, RequestState
+from instep_reference.contract.engine import AnyEvent, Commit, Finish, Forward, RequestState
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import committed_paths
 from instep_reference.contract.sampling import Sampling
+from instep_reference.sampling import Drawing
 
 from ..run.build_compared_engines import candidates
 from ..run.engine_without_comparison import engine, header_of
@@ -28,7 +29,7 @@ from ..trace.event_rules import EventRules
 from ..trace.event_scheduler import Step, drive
 from ..trace.header import Header, Model, Part, Recording, Room
 from ..trace.policy import Arrival, Policy
-from ..trace.request_table import Standing
+from ..trace.request_table import RequestTable, Standing
 from ..watch.batched_host_copies import on_host
 from ..watch.observers import LastStates
 
@@ -221,3 +222,32 @@ def rounds(decoded: Decoded) -> Iterator[Round]:
             any(row.kind == "prefill" for row in forward.rows), len(forward.rows),
         )
         seconds = 0.0
+
+
+Drawn = tuple[Drawing, int]  # the window, and the node whose row chose the token
+
+
+def drawings(header: Header, events: Iterable[AnyEvent]) -> Mapping[str, Sequence[Drawn]]:
+    """Map each request to a drawing for each of its tokens, in order; a request that takes the argmax has none."""
+    rules, windows, found = EventRules(header), dict[str, Drawing](), defaultdict[str, list[Drawn]](list)
+    for event in events:
+        for name, drawn in drawn_at(event, rules.table, windows):
+            found[name].append(drawn)
+        rules.apply(event)
+    return found
+
+
+def drawn_at(event: AnyEvent, before: RequestTable, windows: dict[str, Drawing]) -> Iterator[tuple[str, Drawn]]:
+    """The request and the drawing of each token of an event. windows: those in flight, which are updated."""
+    for row in event.rows if isinstance(event, Forward) else ():
+        standing = before.live[row.request]
+        if not row.uniforms or standing.sampling is None:
+            continue
+        if row.kind == "verify":
+            windows[row.request] = Drawing(standing.sampling, standing.window, standing.parents, row.uniforms)
+        else:
+            yield row.request, (Drawing.alone(standing.sampling, row.uniforms), 0)
+    if isinstance(event, Commit) and event.accepted is not None:
+        for name, path in zip(event.requests, committed_paths(event), strict=True):
+            window = windows.pop(name, None)
+            yield from ((name, (window, node)) for node in (0, *path.nodes) if window is not None)

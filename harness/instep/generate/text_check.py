@@ -26,8 +26,7 @@ from ..run.compared_engine import Participant
 from ..tier_allowances import REDRAWS, TRUTH_ERROR
 from ..verdict import TIES, Comparison, Tier, Verdict
 from ..watch.visible_places import PROPAGATED
-from .decode import Decoded
-from .sampling_inputs import drawings
+from .decode import Decoded, drawings
 
 FINAL = Place("trunk", AFTER_LAYERS, "final")
 LOGITS = FINAL._replace(component="logits")

@@ -28,8 +28,7 @@ from ..trace.tree_shape import lines
 from ..verdict import Skipped
 from ..watch.event_context import EventContext, RowSpan
 from ..watch.grown_tree import head_tree, step_of
-from ..watch.rows_by_request import paths, row_spans, rows, tokens_of
-from ..watch.rows_subject_must_show import due
+from ..watch.rows_by_request import due, paths, row_spans, rows, tokens_of
 from .single_layer_run import LayerWork, Work, block_of, context_of, draft_of, keys_and_values, to_state
 from .storage_rounding import entries
 

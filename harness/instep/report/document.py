@@ -149,7 +149,7 @@ def messages(runs: Sequence[Data]) -> list[str]:
 # `runs.`, a field that every run has.
 FAMILY: Mapping[str, str] = {
     "instep.audit.result": "recording", "instep_speed.bench.result_document": "rates",
-    "instep_proof.faults.result_document": "fired", "instep.campaign.fuzz.result_document": "campaigns",
+    "instep_proof.faults.result_data": "fired", "instep.campaign.fuzz.result_document": "campaigns",
     "instep_speed.gate.result_document": "judged",
     "instep_speed.gate.result_document:calibration_document": "trials",
     "instep.campaign.all_settings": "coverage",

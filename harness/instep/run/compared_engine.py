@@ -20,8 +20,7 @@ from ..oracle.expert_routes import Routes
 from ..oracle.reordered_arithmetic import Reordered, aside
 from ..player import Observer, Player, Side
 from ..subject.guarded_calls import Checked, GuardedEngine, Materialized
-from ..watch.observers import Answered, OnHost, States, Within
-from ..watch.seen_tensors import Activations
+from ..watch.observers import Activations, Answered, OnHost, States, Within
 
 
 class WatchedEngine(Engine, Watched, Protocol):

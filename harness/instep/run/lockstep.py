@@ -36,8 +36,7 @@ from ..watch.event_context import EventContext, Expected, KeptCopy
 from ..watch.event_log import NOTHING
 from ..watch.facts_for_later_events import left_by
 from ..watch.rank_facts import GroupFacts, RankFacts, StageFacts
-from ..watch.rows_by_request import in_batch_order
-from ..watch.rows_subject_must_show import cut_down, kept
+from ..watch.rows_by_request import cut_down, in_batch_order, kept
 from ..watch.visible_places import Shown
 from .build_compared_engines import Participants
 from .run_variants import PatchableEngine, spelled

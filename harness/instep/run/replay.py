@@ -31,7 +31,7 @@ from ..checks.one_sided_errors import not_judged
 from ..checks.ops_on_own_inputs import once_in
 from ..finding_problem import Problem
 from ..options import IN_TURNS
-from ..oracle.free_run_states import FreeOracle
+from ..oracle.state_oracle import FreeOracle
 from ..player import Observer
 from ..setting import WIDTHS, Setting, moves_labels
 from ..subject.declared_rounding import NOTHING, Declared

@@ -32,8 +32,7 @@ from ..oracle.single_layer_run import Work
 from ..subject.declared_rounding import rounded_once
 from ..verdict import Comparison
 from ..watch.event_context import EventContext, RowSpan
-from ..watch.rows_by_request import field_of, rows
-from ..watch.rows_subject_must_show import due
+from ..watch.rows_by_request import due, field_of, rows
 
 MEMORY = (*BLOCKS, "keys", "values")  # replaced after the event
 BEHIND = ("final", "logits", "pick")  # components after the last layer

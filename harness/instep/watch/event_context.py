@@ -155,7 +155,7 @@ class EventContext:
     truth      the reference in fp64, or the ledger of labels if the subject moves labels
     rounded    the reference in the declared width with its rounding points; None for labels
     regions    the subject's pools after the event
-    updates    whether its rings keep updates (`rows_subject_must_show.py`)
+    updates    whether its rings keep updates (`rows_by_request.py`)
     earlier    facts from the events before
     shown      the parts of the subject that are visible at this event
     """

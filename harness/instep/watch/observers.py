@@ -1,6 +1,7 @@
-"""Observers of a player: copy answers to the host, read states, wrap the event in a context, keep last states.
+"""Observers of a player: copy answers and named tensors, read states, wrap the event in a context, keep last states.
 
-Leaves out: the player (`player.py`), the recorded activations of places (`seen_tensors.py`), and the memory watch
+The tensors that a side hands to `see` during one event are joined per place in call order.
+Leaves out: the player (`player.py`), which request a row belongs to (`rows_by_request.py`), and the memory watch
 (`memory_changes.py`).
 """
 
@@ -9,12 +10,15 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+import torch
+
 from instep_reference.contract.engine import Admit, Answer, Engine, Event, Finish, RequestState
 from instep_reference.contract.event_facts import facts, moves, named, tracked
+from instep_reference.contract.place_names import Place
 
 from ..player import Observer, Side
 from ..trace.write_bound import Bound
-from .batched_host_copies import on_host
+from .batched_host_copies import brought, on_host
 from .memory_changes import Watch
 
 T = TypeVar("T")
@@ -138,3 +142,26 @@ class LastStates(Observer, Generic[T]):
     def before(self, event: Event) -> None:
         if isinstance(event, Finish) and (self._names is None or event.request in self._names):
             self.found[event.request] = self._kept(self._engine.state(event.request))
+
+
+class Activations(Observer):
+    """A hook that copies its tensors and returns them; `take` empties it. As an observer it fills in the places."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Place, list[torch.Tensor]] = {}
+        self.last: Place | None = None  # the place seen last: how far a side got before it failed
+
+    def __call__(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        self.last = place
+        self._kept.setdefault(place, []).append(tensor.detach().clone())
+        return tensor
+
+    def after(self, event: Event, side: Side) -> Side:
+        return replace(side, places=self.take())
+
+    def take(self) -> dict[Place, torch.Tensor]:
+        """Place -> all rows of the event, packed in batch order, on the host."""
+        whole = [parts[0].contiguous() if len(parts) == 1 else torch.cat(parts) for parts in self._kept.values()]
+        places = dict(zip(self._kept, brought(whole), strict=True))
+        self._kept, self.last = {}, None
+        return places

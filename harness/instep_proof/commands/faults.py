@@ -79,7 +79,7 @@ def faults(
     from ..faults.outside_catalogue import families
     from ..faults.plant import warm
     from ..faults.rerecord import retraced
-    from ..faults.result_document import matrix_of
+    from ..faults.result_data import matrix_of
 
     if join:
         more = names or family or ops or farm.farm or missing or checkpoint or list_only or update or given.named

@@ -1,6 +1,6 @@
 """Plant faults one by one and run each next to its control, with several processes at a time.
 
-Leaves out: a single run (`fault_runs.py`), judging (`compare_with_control.py`), and printing (`result_document.py`).
+Leaves out: a single run (`fault_runs.py`), judging (`compare_with_control.py`), and printing (`result_data.py`).
 """
 
 import resource

@@ -32,9 +32,8 @@ from instep.verdict import Exit, Verdict
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
 
-from .cases import NO_DRAG, Shown
+from .cases import NO_DRAG, Course, Shown, lay
 from .clock import CLOCKS, ON_HOST
-from .forced_trace import Course, lay
 from .input_and_result import PLAIN, SAMPLES, Judged, Question, Report
 from .process import Arm, ArmFailed, Source
 from .reference_check import Yardstick

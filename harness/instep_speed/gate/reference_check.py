@@ -17,8 +17,7 @@ from instep.verdict import Comparison, Tier, Verdict
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place_names import STAGE_LEVEL, Place
 
-from .cases import Shown, Walk
-from .forced_trace import Course
+from .cases import Course, Shown, Walk
 
 NAME = "after the course"
 

@@ -24,9 +24,8 @@ from instep.run.replay import Replay, served
 from instep.setting import Setting
 from instep.trace.file import read
 
-from .cases import Walk
+from .cases import Course, Walk
 from .clock import Clock
-from .forced_trace import Course
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from instep_reference.contract.event_facts import named
 
 from ..draft.drafter_protocol import PickRows
 from ..engine import OptimizedEngine
-from ..forward_with_prefill_chunks import Inner, Planned, RunTarget
+from ..forwards import Inner, Planned, RunTarget
 from ..graphs.capture_all_at_start import recorder_for
 from ..kept_entries_on_device_or_host import Entry
 from ..memory.saved_states import Kept

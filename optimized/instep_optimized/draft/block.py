@@ -1,6 +1,6 @@
 """The block drafter: a separate model over rows of several layers of the target, which drafts a block in one launch.
 
-Leaves out: which rows were committed (`round_for_step_count.py`, `forward_with_prefill_chunks.py`). Ops only.
+Leaves out: which rows were committed (`round_for_step_count.py`, `forwards.py`). Ops only.
 """
 
 from collections.abc import Sequence

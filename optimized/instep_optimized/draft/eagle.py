@@ -1,6 +1,6 @@
 """The `eagle` drafter: one MTP layer, run again for every draft on its own hidden rows.
 
-Leaves out: which rows were committed (`round_for_step_count.py`, `forward_with_prefill_chunks.py`). Ops only.
+Leaves out: which rows were committed (`round_for_step_count.py`, `forwards.py`). Ops only.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ A prompt has any number of tokens, so a graph is captured for a bucket of packed
 padding: no request covers them, so they have no place in any pool, and their results are cut off. The first segment
 computes positions, pages and tokens from the lengths and windows on the device, so that nothing of the forward in which
 it was captured stays. The mixers get addresses of this forward alone. Leaves out: the mixers (`model/gdn.py`), the
-forward's head, roots and draft extend (`forward_with_prefill_chunks.py`), and recording (`capture_and_replay.py`).
+forward's head, roots and draft extend (`forwards.py`), and recording (`capture_and_replay.py`).
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ import torch
 from instep_reference.contract.place_names import See
 
 from ..commit.strategy_pair import BoundPair, Mixer
-from ..forward_with_prefill_chunks import Planned, RunTarget
+from ..forwards import Planned, RunTarget
 from ..model import Model
 from ..ops.op_protocols import Ops
 from ..packed_batch import Batch, Nodes, TargetRows, Who, begins_of, node_rows, padded, picked_nodes, plan_of

@@ -21,7 +21,7 @@ from ..commit.base import AcceptedWindows
 from ..commit.verified_windows import gather_path
 from ..draft.drafter_protocol import column
 from ..engine import OptimizedEngine
-from ..forward_with_prefill_chunks import Inner, Planned, RunTarget
+from ..forwards import Inner, Planned, RunTarget
 from ..graphs.capture_all_at_start import recorder_for
 from ..ops.integer_op_protocols import Acceptance
 from ..ops.op_protocols import Ops

@@ -33,7 +33,7 @@ from instep.verdict import Verdict
 from instep.watch.event_context import EventContext
 from instep.watch.facts_for_later_events import left_by
 from instep.watch.memory_changes import UNWATCHED
-from instep.watch.rows_subject_must_show import cut_down
+from instep.watch.rows_by_request import cut_down
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit, Draft, Event, RequestState
 from instep_reference.contract.place_names import COMPONENTS, Place, See, unseen

@@ -41,9 +41,8 @@ from ..shrink import Shrunk, shrink
 from . import draw_events
 from .coverage import Coverage, untested
 from .drawn_run import Diverged, Example
-from .hypothesis_machine import Machine, TransferMachine
+from .hypothesis_machine import Machine, TransferMachine, by_seed_alone
 from .request_histories import Pair
-from .same_draws_from_seed import by_seed_alone
 
 EVENTS = 16  # rules per run; a rule is up to three events
 SEEDS_APART = 10**6  # between the batches of neighbouring seeds

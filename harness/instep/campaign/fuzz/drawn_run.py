@@ -10,7 +10,7 @@ from instep_reference.contract.engine import AnyEvent
 
 from ...checks.check_interface import Check
 from ...diagnose import RunHistory, explained
-from ...oracle.free_run_states import FreeOracle
+from ...oracle.state_oracle import FreeOracle
 from ...run.build_compared_engines import Participants, Plan, participants_of
 from ...run.lockstep import Lockstep, run
 from ...run.replay import checks_for, oracle_for

@@ -1,17 +1,23 @@
 """The state machine: Hypothesis rules over the events, each enabled when `trace/event_rules.py` allows it.
 
 A rule draws an event. If the event rules refuse it (for example, no page is free), an engine that refuses is offered
-it, and nothing may change. Some rules are a whole round, so that runs get far. Leaves out: the content of events
-(`draw_events.py`), and the number of runs (`campaign.py`).
+it, and nothing may change. Some rules are a whole round, so that runs get far.
+
+The same seed draws the same runs in every process. Hypothesis mixes into its integers the constants of all local
+modules that are imported by then. So a run would depend on whether instep is installed or a checkout, and in a test on
+the tests before it. Leaves out: the content of events (`draw_events.py`), and the number of runs (`campaign.py`).
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, Protocol, get_args
 
 from hypothesis import strategies as st
 from hypothesis.errors import HypothesisException
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from msgspec.structs import replace as with_fields
 
@@ -322,3 +328,19 @@ KINDS: tuple[Drawn, ...] = (
     *(partial(_described, kind) for kind in get_args(e.AnyEvent) if kind in DESCRIBED and kind_of(kind) not in MOVES),
 )
 MOVED: tuple[Drawn, ...] = tuple(partial(_described, kind) for kind in DESCRIBED if kind_of(kind) in MOVES)
+
+
+PROVIDERS: Any = providers  # what is changed here is no public name of Hypothesis
+
+
+@contextmanager
+def by_seed_alone() -> Iterator[None]:
+    """Within the block Hypothesis draws without the constants of modules. Its own list of odd numbers stays."""
+    before = PROVIDERS._get_local_constants
+    PROVIDERS._get_local_constants = Constants
+    PROVIDERS.CONSTANTS_CACHE.cache.clear()  # it holds the constants themselves
+    try:
+        yield
+    finally:
+        PROVIDERS._get_local_constants = before
+        PROVIDERS.CONSTANTS_CACHE.cache.clear()

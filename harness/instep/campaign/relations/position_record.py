@@ -31,8 +31,7 @@ from ...watch.batched_host_copies import on_host
 from ...watch.event_context import EventContext, RowSpan
 from ...watch.grown_tree import head_tree
 from ...watch.memory_changes import UNWATCHED
-from ...watch.rows_by_request import row_spans
-from ...watch.rows_subject_must_show import UPDATE
+from ...watch.rows_by_request import UPDATE, row_spans
 from ...watch.visible_places import WHOLE, Shown
 from .request_timelines import RewrittenTrace
 

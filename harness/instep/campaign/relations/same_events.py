@@ -30,8 +30,7 @@ from ...trace.file import Trace
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.event_context import EventContext
 from ...watch.observers import OnHost, Watching
-from ...watch.rows_by_request import row_spans
-from ...watch.rows_subject_must_show import UPDATE
+from ...watch.rows_by_request import UPDATE, row_spans
 from .case import Case, Relation, Results, our_own
 from .compare_records import bitwise, different, parts, pools, unserved
 from .engine_modifications import MovingEngine, RingRoundedFromOutside, eager_graphs, rounded_from_outside

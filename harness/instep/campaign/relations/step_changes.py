@@ -25,9 +25,8 @@ from instep_reference.contract.event_facts import kind_of, named
 from ...checks.check_interface import Check
 from ...checks.known_wrong_states import Directed
 from ...checks.recomputed_values import Derived
-from ...oracle.free_run_states import TrueRunner
 from ...oracle.recomputation import Recomputation
-from ...oracle.state_oracle import StateOracle
+from ...oracle.state_oracle import StateOracle, TrueRunner
 from ...player import Player
 from ...run.build_compared_engines import declares
 from ...run.large_model import outcome

@@ -35,9 +35,8 @@ from ..fuzz import draw_events
 from ..fuzz.campaign import Settings, again, drawn_plan, edges_of, must_be_free, place, write
 from ..fuzz.coverage import Coverage
 from ..fuzz.drawn_run import Diverged, Example
-from ..fuzz.hypothesis_machine import Host, Machine
+from ..fuzz.hypothesis_machine import Host, Machine, by_seed_alone
 from ..fuzz.request_histories import Pair
-from ..fuzz.same_draws_from_seed import by_seed_alone
 from ..runner import Over, TrialRunner
 from .totals import Found, Session, Soaked
 

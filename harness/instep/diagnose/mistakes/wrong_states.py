@@ -19,7 +19,7 @@ from ...checks.wrong_state_bank import wrong_states
 from ...checks.wrong_state_inputs import Scene, add
 from ...oracle.recomputation import Recomputation
 from ...oracle.states_with_folded_tokens import Run
-from ...watch.rows_subject_must_show import UPDATE
+from ...watch.rows_by_request import UPDATE
 from .finding_case import Case, Explanation
 
 

@@ -10,7 +10,7 @@ from .fault import Edit, Fault, of_family
 CONV, GDN, LANES = (f"instep_optimized/ops/plain/{name}.py" for name in ("causal_conv", "gdn", "requests_of_part"))
 CHUNK, RERUN = "instep_optimized/kernels/gdn_prefill/chunk16_fp32.py", "instep_optimized/commit/rerun.py"
 
-FRESH = Edit.of("instep_optimized/forward_with_prefill_chunks.py", "fresh=prefill{ and not begin => }")
+FRESH = Edit.of("instep_optimized/forwards.py", "fresh=prefill{ and not begin => }")
 NO_STATE = Edit(
     GDN, "    state = _settle(before(part, who, work), part, who, recalls)\n",
     "    memory = before(part, who, work)\n"

@@ -8,7 +8,7 @@ from instep.setting import Setting
 from .fault import Edit, Fault, Wrap, of_family
 
 PREFIXES, UNITS = "instep_optimized/tracked_prefixes.py", "instep_optimized/sampling_inputs.py"
-MIXED, PARTS = "instep_optimized/forward_with_prefill_chunks.py", "instep_optimized/commit/parts_of_chunks.py"
+MIXED, PARTS = "instep_optimized/forwards.py", "instep_optimized/commit/parts_of_chunks.py"
 ENGINE = "instep_optimized/engine.py"
 LABELS, PLAIN = Setting(ops="ledger"), Setting()
 

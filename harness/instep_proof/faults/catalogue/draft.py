@@ -8,7 +8,7 @@ from instep.setting import Setting
 from .fault import Edit, Fault, Wrap, of_family
 
 EAGLE, EXTEND, MTP = (f"instep_optimized/draft/{name}.py" for name in ("eagle", "proposal_after_extend", "mtp"))
-ROUND, MIXED = "instep_optimized/round_for_step_count.py", "instep_optimized/forward_with_prefill_chunks.py"
+ROUND, MIXED = "instep_optimized/round_for_step_count.py", "instep_optimized/forwards.py"
 
 # The prompt's rows reach the head as the last layer left them; rounds use them after the final norm.
 PRE_NORM = (

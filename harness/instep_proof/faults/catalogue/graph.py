@@ -47,7 +47,7 @@ FAULTS: tuple[Fault, ...] = (
            seen=("graphs", "labels", "identity"), origin="vllm 44868"),
     _fault("stale-hidden", "stale-hidden", "A forward that no graph holds keeps its hidden rows in a new buffer; the "
            "commit's graph reads the one before.",
-           Wrap("instep_optimized/forward_with_prefill_chunks.py", "_keep",
+           Wrap("instep_optimized/forwards.py", "_keep",
                 "if any(p.span.kind == \"verify\" for p in plan):\n"
                 "    memory.slot_table = replace(memory.slot_table, final=memory.slot_table.final.clone())"),
            seen=("contracts", "labels"), origin="sglang 22041"),

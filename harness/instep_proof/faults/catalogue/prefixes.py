@@ -10,7 +10,7 @@ from .fault import Edit, Fault, of_family
 PREFIXES, ENGINE = "instep_optimized/tracked_prefixes.py", "instep_optimized/engine.py"
 SAVED = "instep_optimized/memory/saved_states.py"
 PAIR, RERUN = (f"instep_optimized/commit/{name}.py" for name in ("strategy_pair", "rerun"))
-MIXED, ROUND = (f"instep_optimized/{name}.py" for name in ("forward_with_prefill_chunks", "round_for_step_count"))
+MIXED, ROUND = (f"instep_optimized/{name}.py" for name in ("forwards", "round_for_step_count"))
 LABELS, PLAIN = Setting(ops="ledger"), Setting()
 BEGIN = "request.length.exact - len(final)"
 
@@ -24,7 +24,7 @@ NO_CONV = (
     "        conv = {layer: torch.zeros_like(x) if hit else x for layer, x in memory[\"conv\"].items()}\n"
 )
 PUT = "self.memory.units(name, layer).put((self.at[0][:count], self.at[1][:count]), rows)"
-EXTEND = "forward_with_prefill_chunks.extend_prefix(self._ops, self._model, self._requests[request], memory, steps)"
+EXTEND = "forwards.extend_prefix(self._ops, self._model, self._requests[request], memory, steps)"
 
 _fault = of_family("prefix", PLAIN, ("bytes",), blind=("identity", "directed"))
 

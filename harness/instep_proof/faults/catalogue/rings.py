@@ -7,7 +7,7 @@ from instep.setting import Setting
 
 from .fault import Edit, Fault, of_family
 
-LAZY_RERUN, PLAN = "instep_optimized/commit/lazy_rerun.py", "instep_optimized/ops/plain/rerun_ring_plan.py"
+LAZY_RERUN, PLAN = "instep_optimized/commit/lazy_rerun.py", "instep_optimized/ops/plain/rerun_ring.py"
 RING, GDN = "instep_optimized/ops/plain/rerun_ring.py", "instep_optimized/ops/plain/gdn.py"
 KERNEL, LEDGER = "instep_optimized/kernels/gdn_windows/token_by_token.py", "instep_optimized/ops/ledger_label_ops.py"
 

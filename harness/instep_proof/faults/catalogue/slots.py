@@ -14,7 +14,7 @@ _fault = of_family("wider", Setting(ops="ledger"), ("capacity",), blind=())
 
 FAULTS: tuple[Fault, ...] = (
     _fault("dirty-slot", "dirty-slot", "A first chunk takes the old contents of its slot as the request's own.",
-           Edit("instep_optimized/forward_with_prefill_chunks.py", "fresh=prefill and not begin", "fresh=False"),
+           Edit("instep_optimized/forwards.py", "fresh=prefill and not begin", "fresh=False"),
            trace="ragged", how=Setting(strategy="snapshot"), seen=("poison", "derived"), origin="vllm 35219"),
     _fault("dirty-slot-mark", "dirty-slot", "The mark of a slot is not reset when another request is given the slot.",
            Edit(COLUMNS, "    def claim(self, slot: int) -> None:\n        self._marks.put(slot, 0)",

@@ -1,7 +1,8 @@
 """The ring of a part: kept tokens are read one at a time, to run them again; rows are kept for later.
 
-Numbers and labels share this code. An entry in which nothing was kept is never used. Leaves out: the computation with a
-token.
+Its integer work is here, too: which tokens run again, where rows are kept, how many tokens the state then contains.
+Nothing here waits for the host. Numbers and labels share this code. An entry in which nothing was kept is never used.
+Leaves out: the computation with a token.
 """
 
 import torch
@@ -10,6 +11,7 @@ from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import Place
 
 from ...memory_addresses import Inputs, Part, Ring, SplitUpdates, Updates
+from ..integer_op_protocols import RingPlan
 
 NO_UPDATES = 'the ring keeps updates, and this kernel gives none back: declare keeps="inputs" in its op set'
 
@@ -107,3 +109,25 @@ def _spots(ring: Ring, part: Part, rows: int) -> tuple[torch.Tensor, torch.Tenso
     entries = (ring.keep[:, None] + row) % ring.size % ring.own.shape[1]
     units = ring.units.clamp(min=0)[:, None].expand_as(entries)
     return units, entries, torch.where(wanted, part.begin[:, None] + row, rows)
+
+
+def plan_ring(
+    *, slots: torch.Tensor, before: torch.Tensor, count: torch.Tensor, settled: torch.Tensor, size: int, most: int,
+    spare: int | None,
+) -> RingPlan:
+    """`PlanRing` of the seam. A wrong mark cannot reach outside the ring: the pending count is clamped to its room.
+
+    Shapes:  slots, before, count (B)   settled (slots)  ->  (B) each
+    """
+    busy, slot = slots >= 0, slots.clamp(min=0)
+    pending = torch.where(busy, before - settled[slot], 0).clamp(0, size - most)
+    begin = torch.where(busy, (before - pending) % size, 0)
+    nowhere = torch.full_like(slots, -1)
+    if spare is None:
+        return RingPlan(begin, pending, nowhere, nowhere.clone(), torch.where(busy, before + count, 0))
+    stored = busy & (pending > spare)
+    after = torch.where(stored, before, before - pending)
+    return RingPlan(
+        begin, pending, torch.where(busy, before % size, -1), torch.where(stored, slots, -1),
+        torch.where(busy, after, 0),
+    )
