@@ -127,8 +127,8 @@ def test_two_moved_rows_are_no_rule_where_other_rows_are_equal() -> None:
     right = torch.tensor([[1.0], [2.0], [3.0], [2.0], [5.0]], dtype=torch.float64)
     for last, rule in ((3, False), (4, True)):
         found = torch.cat((right[:1], right[: last - 1], right[last:]))
-        case = SimpleNamespace(found=found, right=right, granted=torch.ones(5, 1))
-        made = named_tensors(wrong_rows.permuted(case, 0, "row", []))  # type: ignore[arg-type]
+        case = compared(right, found)
+        made = named_tensors(wrong_rows.permuted(case, 0, "row", []))
         assert [one.tolist() for one in made.values()] == [found.tolist()] * rule
 
 

@@ -413,9 +413,24 @@ def test_columns_in_another_order_are_one_rule_or_pairs() -> None:
     right = torch.randn(2, 6, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
     for order, says in (([3, 4, 5, 0, 1, 2], "column n is that of column (n - 3) mod 6"),
                         ([0, 2, 1, 3, 4, 5], "column 1 is that of column 2, column 2 is that of column 1")):
-        case: Any = SimpleNamespace(found=right[:, order], right=right, granted=torch.ones(2, 1))
+        case: Any = Compared(None, right[:, order], right, torch.ones(2, 1))  # type: ignore[arg-type]
         (one,) = wrong_rows.permuted(case, 1, "column", [])
         assert one.sentence == says and torch.equal(one.wrong, right[:, order]) and one.tries <= 6.0**2
+
+
+def test_a_slip_of_one_channel_in_bf16_is_no_other_column() -> None:
+    """One row has 256 numbers in bf16, so many of them are near to another column's. Two columns are exchanged, too."""
+    right = torch.randn(1, 256, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    found, other = right.bfloat16(), right[:, [*range(40), 41, 40, *range(42, 256)]].bfloat16()
+    found[:, 3] *= 1 + 2**-7
+    place: Any = SimpleNamespace(place=Place("trunk", 0, "normed"))
+    slip, moved = (Compared(place, one, right, torch.full((2, 1), 1e-6), once=True) for one in (found, other))
+    assert explanation_fit.best(slip, wrong_rows.permuted(slip, 1, "column", [])) == (None, 0)  # type: ignore[arg-type]
+    (says, _) = explanation_fit.best(moved, wrong_rows.permuted(moved, 1, "column", []))  # type: ignore[arg-type]
+    assert says == "column 40 is that of column 41, column 41 is that of column 40"
+    nearest = (found.double().T - right).abs().argmin(1)
+    guess = explanation_fit.Explanation("is that of columns that are nearest by chance", right[:, nearest], 256.0**9)
+    assert explanation_fit.fit(slip, guess) is None
 
 
 def test_memory_that_begins_again_inside_a_chunk_is_zero_before_its_rows() -> None:

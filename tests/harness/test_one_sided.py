@@ -22,6 +22,7 @@ from instep.run import replay as replays
 from instep.run.replay import Outcome, Replay
 from instep.run.run_variants import swapped
 from instep.setting import Setting
+from instep.subject.declared_rounding import rounded_once
 from instep.tier_allowances import CONSTANT_ULPS, FEWEST_SAMPLES, one_sided_limit
 from instep.trace.file import read
 from instep.verdict import Comparison, Exit
@@ -29,6 +30,7 @@ from instep_optimized import load
 from instep_proof.calibrate import long_runs
 from instep_proof.calibrate.allowance_use import variants
 from instep_reference.contract.declared_rounding import Product
+from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import COMPONENTS
 from support.running.covering import TRACES, WHOLE
 
@@ -291,6 +293,12 @@ def test_an_op_that_comes_from_another_set_keeps_what_both_declare() -> None:
     mine = replace(load("plain"), name="mine", once=("*",))
     assert {*COMPONENTS} == swapped(mine, {"mlp": "plain"}).once, "plain rounds nothing on the way"
     assert swapped(mine, {"mlp": "triton"}).once == frozenset()
+
+
+def test_a_declaration_that_is_no_collection_of_components_is_refused() -> None:
+    for said in (3, None, (torch.bfloat16,), "norm"):
+        with pytest.raises(BadInput, match=r"once: found .*, expected components: embedding, "):
+            rounded_once(said)
 
 
 @WHOLE

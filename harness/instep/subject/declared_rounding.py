@@ -5,7 +5,7 @@ with the same names (`adapters.Declares`). Leaves out: how yardsticks use them (
 `oracle/recomputation.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -105,7 +105,7 @@ def of_width(products: Mapping[str, Product], activation: torch.dtype) -> dict[s
 
 def rounded_once(said: object) -> frozenset[str]:
     """The components that a subject declares in `once`, by name or all of them."""
-    names = (said,) if isinstance(said, str) else tuple(said)  # type: ignore[arg-type]
+    names = tuple(said) if isinstance(said, Collection) and not isinstance(said, str) else (said,)
     if unknown := [name for name in names if name not in (EVERY, *COMPONENTS)]:
         expected = f"components: {', '.join(COMPONENTS)}; or \"{EVERY}\" for all of them"
         raise BadInput("once", found=", ".join(map(repr, unknown)), expected=expected)

@@ -21,7 +21,7 @@ from ...oracle.single_layer_run import LayerWork
 from ...tier_allowances import NEAR
 from ...watch.memory_changes import bits
 from ...watch.rows_by_request import field_of, row_spans, rows
-from .explanation_fit import PER_HEAD
+from .explanation_fit import PER_HEAD, off
 from .finding_case import STANDS, Case, Explanation
 
 SHOWN = 4  # pairs of rows that are printed
@@ -98,7 +98,7 @@ def permuted(case: Case, axis: int, what: str, others: Sequence[tuple[str, torch
     away = distance if case.granted is not None else _differing
     apart = away(ours, sources)
     at = torch.arange(len(right))
-    own = apart[at, at]
+    own = apart[at, at] if case.granted is None else off(case, case.right).movedim(axis, 0).flatten(1).norm(dim=1)
     nearest = apart.argmin(1)
     moved = (nearest != at) & (apart[at, nearest] < own / 4)
     if not moved.any():
