@@ -15,6 +15,7 @@ from instep.trace.event_rules import EventRules, verified
 from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival, ScheduledAction, Steps, Transfer, read_policy, read_prompts
 from instep.trace.request_table import RequestTable, Standing
+from instep.trace.write_bound import bound
 from instep_reference.contract import engine as e
 from instep_reference.contract.capacity import Capacity
 from instep_reference.contract.errors import BadInput
@@ -89,6 +90,15 @@ def test_a_further_request_needs_free_pages_for_all_its_positions() -> None:
     room = Capacity(slots=(1, 2), pages=(5, 2, 4), page_size=4, max_tokens=40)
     table = RequestTable(room, 3, {"a": Standing("a", (1,), 1, length=1, pages=(5,))})
     assert [table.room_of(positions) for positions in (0, 4, 8, 9)] == [True, True, True, False]
+
+
+def test_a_decode_may_write_the_page_of_its_position_alone() -> None:
+    """Pages of four positions: the second page has positions 4 to 7."""
+    room = Capacity(slots=(1,), pages=tuple(range(1, 30)), page_size=4, max_tokens=40)
+    for length, page in ((6, 11), (7, 11), (8, 12)):
+        tables = [RequestTable(room, 0, {"a": Standing("a", (1,) * 6, 1, length=at, pages=(10, 11, 12, 13))})
+                  for at in (length, length + 1)]  # fmt: skip
+        assert bound(e.Forward((e.Row("a", "decode"),)), *tables, 1).pages == {page}
 
 
 def test_a_prefix_of_a_request_is_replaced_by_one_new_prefix_alone() -> None:

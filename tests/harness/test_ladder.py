@@ -271,3 +271,21 @@ def test_a_tensor_is_the_cause_if_only_memory_of_its_op_still_differs(monkeypatc
                                    left=left: [SimpleNamespace(place=one, event=4) for one in left])  # fmt: skip
         assert str(confirm_cause._Climb._patched(its, "memory", None, "the op", [keys])).startswith(says)
         assert ("still disagrees" in its.remains) is (says == "None")
+
+
+def test_an_engine_without_tensors_to_replace_is_told_what_was_compared() -> None:
+    says = "not confirmed: the reference's tensors cannot be put into this engine; "
+    agrees = "everything compared before this event agrees"
+    late = "were not compared, so an earlier event may have left them"
+    for event, missing, place, due in (
+        (4, ["keys", "values", "states"], "state", f"{agrees}; keys, values and states {late} wrong"),
+        (4, ["keys"], "core", f"{agrees}; keys {late} wrong"), (4, [], "state", agrees),
+        (4, [], "core", f"{agrees}, its memory too: what this event computed from it is wrong"),
+        (0, [], "core", "it is the first event"),
+    ):
+        its: Any = SimpleNamespace(event=event, at=Place("trunk", 0, place), last=object(), _memory_not_compared=lambda
+                                   missing=missing: missing, _is=lambda cause, op, says: says, replay=SimpleNamespace(
+                                       plan=SimpleNamespace(setting=SimpleNamespace(led=True))))  # fmt: skip
+        assert confirm_cause._Climb.led(its) == says + due
+        its.replay.plan.setting.led = False
+        assert confirm_cause._Climb.led(its) is None
