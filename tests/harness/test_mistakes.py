@@ -38,6 +38,7 @@ from instep.diagnose.mistakes.wrong_labels import heads
 from instep.finding_problem import Explained, Unexplained
 from instep.oracle.single_layer_run import LayerWork
 from instep_reference.attention import AttentionMemory
+from instep_reference.contract.declared_rounding import SCALED_STATE
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.norms import L2_EPS
 from instep_reference.weights import GdnWeights, LatentWeights
@@ -186,7 +187,7 @@ def test_every_mistake_has_its_own_name_and_sentence_and_changes_something() -> 
     of_channels = Call(**{name: getattr(of_channels, name) for name in ("q", "k", "beta")}, v=of_channels.v[..., :4],
                        log_decay=of_channels.v[..., :4].sigmoid().log(), state=of_channels.state[..., :4])
     without = replace(sample(), recalls=False, skip=torch.ones(4, dtype=torch.float64))
-    for call in (sample(), without, of_channels):
+    for call in (sample(), without, of_channels, replace(sample(), beta=2 * sample().beta, stored=SCALED_STATE)):
         right = walk(call)
         for one in candidates(call, listed(call)):
             differ = [not torch.equal(x, y) for x, y in zip(one.walked, right, strict=True)]

@@ -14,6 +14,9 @@ import torch
 from instep.bundled import model
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
+from instep.checks.wrong_state_inputs import read
+from instep.diagnose.mistakes.delta_rule import candidates, listed
+from instep.diagnose.mistakes.delta_rule_with_hooks import Call, spread
 from instep.oracle import storage_rounding
 from instep.run.replay import Replay
 from instep.run.run_variants import as_kept
@@ -238,3 +241,19 @@ def test_patch_of_tiled_memory_is_stored_in_tiles() -> None:
     assert torch.equal(kept.values.view(torch.uint8), values.view(torch.uint8))
     plain = as_kept(x, torch.zeros(1, dtype=torch.bfloat16))
     assert isinstance(plain, torch.Tensor) and torch.equal(plain, x.bfloat16())
+
+
+def test_a_state_may_be_stored_in_its_tiles_after_every_token() -> None:
+    """A state that is rounded to the dtype of its tiles, without their scales, is not named so."""
+    q, k, v = torch.randn(3, 5, 2, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gate, beta, k = -v[..., 0].exp(), q[..., 0].sigmoid(), k / k.norm(dim=-1, keepdim=True)
+    call = Call(q, k, v, gate, beta, torch.zeros(2, 16, 16, dtype=torch.float64), stored=SCALED_STATE)
+    forms = [one.walked for one in candidates(call, listed(call, ["stored-per-token"]))]
+    for t, (k, v, gate, beta) in enumerate(zip(spread(call).k, call.v, call.log_decay, call.beta, strict=True)):
+        state = gate.exp()[:, None, None] * forms[0].states[t]
+        state = state + k[..., None] * (beta[:, None] * (v - torch.einsum("hk,hkv->hv", k, state)))[:, None]
+        for one in forms:
+            assert torch.allclose(one.states[t + 1], storage_rounding.rounded(state, SCALED_STATE))
+            assert not torch.allclose(one.states[t + 1], state.to(SCALED_STATE.dtype).to(state), rtol=1e-3)
+    assert [torch.allclose(one.core[-1], read(one.states[-1], spread(call).q[-1])) for one in forms] == [False, True]
+    assert not listed(replace(call, stored=None), ["stored-per-token"])

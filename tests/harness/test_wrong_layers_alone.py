@@ -393,18 +393,6 @@ def test_channels_after_the_conv_are_those_of_x_b_and_c() -> None:
     assert found == {"v": [0, 1, 2], "k": [3, 4], "q": [5, 6]}
 
 
-def test_gated_rows_are_normed_by_group_by_head_or_together() -> None:
-    """2 rows of 4 heads with one number, in two groups."""
-    x, z, norm = drawn(2, 4, 1), drawn(2, 4, 1) + 1, drawn(4)
-    config = SimpleNamespace(core_eps=1e-5, key_heads=2, value_heads=4)
-    case: Any = SimpleNamespace(own={"skip": x, "z": z}.get, weights=SimpleNamespace(config=config))
-    found = named_tensors(selective_states._gated(case, SimpleNamespace(norm=norm)))  # type: ignore[arg-type]
-    gated = (x * z / (1 + (-z).exp()))[..., 0]
-    for says, size in (("over all groups together", 4), ("head by head, not group by group", 1)):
-        mean = gated.square().view(2, -1, size).mean(-1, keepdim=True).expand(-1, -1, size).reshape(2, 4)
-        assert torch.allclose(found[f"is normed {says}"][..., 0], gated / (mean + 1e-5).sqrt() * norm)
-
-
 # -- scales, weights and inputs --------------------------------------------------------------------------
 
 

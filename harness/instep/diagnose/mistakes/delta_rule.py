@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from instep_reference.contract.declared_rounding import Blocked
 from instep_reference.trunk import WithState
 from instep_reference.weights import GdnWeights
 
@@ -141,6 +142,10 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake("decay-half", "every gate is halved", form.replaced("log_decay", lambda gate: gate / 2)),
     Mistake("decay-as-gate", "the decay itself is used as its logarithm", form.replaced("log_decay", torch.exp)),
     Mistake("no-beta", "beta is missing: every token is written in full", form.replaced("beta", torch.ones_like)),
+    Mistake("erases-at-most-once", "beta is limited to 1 where a token erases, and not where it writes",
+            form.beta_in_part(erases=True)),
+    Mistake("writes-at-most-once", "beta is limited to 1 where a token writes, and not where it erases",
+            form.beta_in_part(erases=False)),
     Mistake("beta-squared", "beta is applied twice", form.replaced("beta", torch.square)),
     Mistake("decay-of-values", "the decay of key channel i is applied to value channel i", form.decays_of_values()),
     # norm and scale
@@ -159,6 +164,8 @@ MISTAKES: tuple[Mistake, ...] = (
               form.rounding_stored(dtype), rounds=True) for said, dtype in NARROW.items()),
     *(Mistake(f"state-in-{said}", f"the state is rounded to {said} after every token",
               form.rounding_states(dtype), rounds=True) for said, dtype in NARROW.items()),
+    Mistake("stored-per-token", "the state is rounded to its tiles after every token, not when it is stored",
+            form.storing_states(), rounds=True),
     *(Mistake(f"update-in-{said}", f"the update of every token is rounded to {said}",
               form.by_row(partial(form.rounding_update, dtype=dtype)), rounds=True) for said, dtype in NARROW.items()),
     *(Mistake(f"read-in-{said}", f"each row is read from the state rounded to {said}",
@@ -269,10 +276,16 @@ def _of_layer(case: Case) -> tuple[Call, int] | None:
     near = [rows for _, rows in others[:NEIGHBOURS]]
     return Call(
         **own, state=state, parents=work.parents or (), raw=_raw(case, k), others=others, recalls=recalls,
-        skip=_skip(case),
+        skip=_skip(case), stored=_stored(case),
         before=[{name: x[-1] for name, x in rows.items()} for rows in near],
         after=[{name: x[0] for name, x in rows.items()} for rows in near],
     ), len(v)  # fmt: skip
+
+
+def _stored(case: Case) -> Blocked | None:
+    """How states are stored, if that is in tiles and to nearest: `NARROW` has plain dtypes."""
+    stored = None if case.oracle is None else case.oracle.rounds.get("state")
+    return stored if isinstance(stored, Blocked) and stored.seed is None else None
 
 
 def _skip(case: Case) -> torch.Tensor | None:

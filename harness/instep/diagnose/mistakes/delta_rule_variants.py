@@ -12,6 +12,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec
 import torch
 
 from ...checks.wrong_state_inputs import fade, read, write
+from ...oracle.storage_rounding import rounded as as_stored
 from .delta_rule_with_hooks import ROWS, Call, Row, Rows, Token, Walk, Walked, right, spread, walk
 from .finding_case import in_16_bits, rounded
 
@@ -69,6 +70,19 @@ def recall_missing(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @forms
+def beta_in_part(call: Call, erases: bool) -> Iterator[Variant]:
+    """Beta, where it may exceed 1, is limited to 1 for what a token erases, or for what it writes."""
+    def token(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
+        faded, (erased, written) = fade(state, row.log_decay), (row.beta, row.beta.clamp(max=1))[:: 1 - 2 * erases]
+        update = written[..., None] * row.v - erased[..., None] * read(faded, row.k)
+        after = write(faded, row.k, update)
+        return read(after, row.q), update, after
+
+    if call.recalls and bool((call.beta > 1).any()):
+        yield Variant("", call, partial(walk, token=token))
+
+
+@forms
 def recall_added(call: Call) -> Iterator[Variant]:
     """Recall, where the recurrence has no delta rule."""
     if not call.recalls:
@@ -105,6 +119,19 @@ def rounding_state(state: Tensor, row: Row, dtype: torch.dtype, rounds_read: boo
     out, update, after = right(state, row)
     narrow = rounded(after, dtype)
     return read(narrow, row.q) if rounds_read else out, update, narrow
+
+
+@forms
+def storing_states(call: Call) -> Iterator[Variant]:
+    """The state is stored in its tiles after each row, before or after the row is read."""
+    def token(state: Tensor, row: Row, rounds_read: bool) -> tuple[Tensor, Tensor, Tensor]:
+        assert call.stored is not None, "asked below"
+        out, update, after = right(state, row)
+        narrow = as_stored(after, call.stored)
+        return read(narrow, row.q) if rounds_read else out, update, narrow
+
+    for rounds_read in (False, True) if call.stored is not None else ():
+        yield Variant("", call, partial(walk, token=partial(token, rounds_read=rounds_read)))
 
 
 def rounding_read(state: Tensor, row: Row, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

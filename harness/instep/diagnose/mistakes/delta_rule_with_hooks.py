@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from instep_reference.contract.declared_rounding import Storage
+
 from ...checks.wrong_state_inputs import fade, read, update_of, write
 
 Tensor = torch.Tensor
@@ -31,6 +33,7 @@ class Call:
     others: whose rows they are ('of request "b"'), and the rows of another sequence of the same batch
     recalls: whether tokens obey the delta rule. If not, beta is the write gate alone
     skip [HV]: the weight with which values are added to read-outs after the call
+    stored: how the state is stored, if that is in tiles
     """
 
     q: Tensor
@@ -48,6 +51,7 @@ class Call:
     others: Sequence[tuple[str, Rows]] = ()
     recalls: bool = True
     skip: Tensor | None = None
+    stored: Storage | None = None
 
 
 class Walked(NamedTuple):

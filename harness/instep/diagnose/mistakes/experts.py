@@ -105,6 +105,7 @@ def experts(case: Case) -> Iterator[Explanation]:
         yield Explanation(says, _sum(right, mix.made(others)) + shared)
     yield from _over_latents(mix, right, made, shared)
     yield from _clamped(mix, right, made, shared)
+    yield from _not_squared(mix, right, made, shared)
     yield from _of_other_layers(case, mix)
     yield from _left_out(case, mix, right, made, shared)
     yield from _grouped(case)
@@ -256,10 +257,14 @@ def _clamped(
     for says, clamp in CLAMPS:
         routed, alone = (torch.stack([_with(clamp, one, mix.x) for one in some]) for some in (experts, [own]))
         yield Explanation(says, _sum(right, routed) + mix.opened * alone[0])
-        yield Explanation(f"of routed experts, {says}", _sum(right, routed) + shared)
+        yield Explanation(f"{says}, in routed experts alone", _sum(right, routed) + shared)
         yield Explanation(f"of the shared expert, {says}", _sum(right, made) + mix.opened * alone[0])
 
 
+NOT_SQUARED: tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...] = (
+    ("has a ReLU that is not squared", torch.relu), ("is squared before its ReLU", torch.square),
+    ("has a silu, not a squared ReLU", F.silu),
+)  # fmt: skip
 Clamp = Callable[[torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
 # Other clamps: (gate, up, limit) -> the two factors.
 CLAMPS: tuple[tuple[str, Clamp], ...] = (
@@ -283,6 +288,19 @@ def _with(clamp: Clamp, one: MlpWeights, x: torch.Tensor) -> torch.Tensor:
         return dense(one, x)
     gate, up = clamp(x @ one.gate.T, x @ one.up.T, one.limit)
     return (gate * up) @ one.down.T
+
+
+def _not_squared(
+    mix: Mixture, right: torch.Tensor, made: torch.Tensor, shared: torch.Tensor
+) -> Iterator[Explanation]:
+    """Other functions in the place of the squared ReLU of experts without gates."""
+    experts, own = mix.mlp.experts, mix.mlp.shared
+    for says, opened in NOT_SQUARED if own.gate is None and experts[0].gate is None else ():
+        routed = mix.back(torch.stack([opened(mix.read @ one.up.T) @ one.down.T for one in experts]))
+        alone = mix.opened * (opened(mix.x @ own.up.T) @ own.down.T)
+        yield Explanation(says, _sum(right, routed) + alone)
+        yield Explanation(f"{says}, in routed experts alone", _sum(right, routed) + shared)
+        yield Explanation(f"{says}, in the shared expert alone", _sum(right, made) + alone)
 
 
 def _of_other_layers(case: Case, mix: Mixture) -> Iterator[Explanation]:

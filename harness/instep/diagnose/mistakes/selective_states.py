@@ -13,6 +13,7 @@ from instep_reference.norms import L2_EPS, gated_group_norm
 from instep_reference.weights import GdnWeights, LayerWeights, MlpWeights, NopeWeights
 
 from ...oracle.single_layer_run import LayerWork
+from .experts import NOT_SQUARED
 from .finding_case import Case, Explanation
 from .wrong_weights import layer_of, with_mixer
 
@@ -149,6 +150,11 @@ def _gated(case: Case, mixer: GdnWeights) -> Iterator[Explanation]:
     yield Explanation("is normed before its gate, not after it", normed(x) * opening)
     yield Explanation("is normed over all groups together", gated_group_norm(x, z, mixer.norm, eps, 1))
     yield Explanation("is normed head by head, not group by group", gated_group_norm(x, z, mixer.norm, eps, heads))
+    sums = (x * opening).reshape(len(x), groups, -1).square().sum(-1, keepdim=True)
+    yield Explanation(
+        "is normed by the sum of a group's squares over the channels of one head, not over those of the group",
+        ((x * opening).reshape(len(x), groups, -1) * torch.rsqrt(sums / x.shape[-1] + eps)).flatten(1).mul(
+            mixer.norm).reshape(x.shape))  # fmt: skip
     yield Explanation("is gated by a sigmoid of z, not by silu", normed(x * torch.sigmoid(z)))
     yield Explanation("is not gated by z", normed(x))
     yield Explanation("is normed without eps", normed(x * opening, eps=0.0))
@@ -189,9 +195,8 @@ def _of_one_block(case: Case) -> Iterator[Explanation]:
     rows = work.hidden.to("cpu", torch.float64)
     if case.component == "mlp" and x is not None and isinstance(layer.mlp, MlpWeights) and layer.mlp.gate is None:
         up, down = x @ layer.mlp.up.T, layer.mlp.down.T
-        yield Explanation("has a ReLU that is not squared", torch.relu(up) @ down)
-        yield Explanation("is squared before its ReLU", up.square() @ down)
-        yield Explanation("has a silu, not a squared ReLU", F.silu(up) @ down)
+        for says, opened in NOT_SQUARED:
+            yield Explanation(says, opened(up) @ down)
         yield Explanation("reads the rows without their norm", dense(layer.mlp, rows))
     if case.component == "hidden":
         for name in ("mixer", "mlp"):

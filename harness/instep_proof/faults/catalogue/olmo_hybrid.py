@@ -37,7 +37,8 @@ FAULTS: tuple[Fault, ...] = (
            Edit(GDN,
                 "update = write.beta[..., None] * (write.v - _sum_by_halves(S * write.key) if recalls else write.v)",
                 "update = write.beta[..., None] * write.v - "
-                "write.beta.clamp(max=1.0)[..., None] * _sum_by_halves(S * write.key)")),
+                "write.beta.clamp(max=1.0)[..., None] * _sum_by_halves(S * write.key)"),
+           mistake="erases-at-most-once"),
     _fault("attention-not-normed", "norm-after", "The result of attention is added as it is.",
            Edit.of(ATTENTION, "return self.half(ops, x if config.residual_factors else rows, {mixer => raw}, stage)"),
            Edit(ATTENTION, NORMED, NORMED.replace("x=mixer", "x=(raw := mixer)"))),

@@ -44,7 +44,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault("rounded-per-token", "rounded-twice",
            "A window rounds the state after each of its tokens, not at its commit.",
            Edit(GDN, ALONG, f"{ALONG}        state[:alive] = as_stored(part.read, S)\n"), how=SNAPSHOTS,
-           seen=("derived", "own_inputs"), blind=()),
+           seen=("derived", "own_inputs"), blind=(), mistake="stored-per-token"),
     _fault("chance-never-advanced", "chance-other", "Every state falls by the same numbers, whatever tokens are in it.",
            Edit.of(TILES, "uniforms(address.chance, {tokens => torch.zeros_like(tokens)}, tuple(x.shape[1:]))"),
            mistake="random-bits-of-another-length"),
