@@ -108,7 +108,7 @@ OTHERS = [
               "request), number, fresh={prefill and not begin => False})"),),
      "short", Setting(), "mixed", "reads a conv window that nothing wrote (poison), although the request has no"),
     ((Edit.of("instep_optimized/ops/ledger_label_ops.py", "int(who.again.{max => min}())"),),
-     "ragged", Setting("ledger"), "core", "depends on the state after 1 tokens of the last window; 3 were accepted"),
+     "ragged", Setting("ledger"), "core", "depends on the state after 1 token of the last window; 3 were accepted"),
     ((Edit.of("instep_optimized/ops/ledger_label_ops.py", "return _recurred(inputs, parts, to, recalls={True => "
               "False})"),),
      "ragged", Setting("ledger"), "core", "was made without the delta rule: tokens write what the state"),
