@@ -24,7 +24,7 @@ WRITTEN = [
 PASTED = [page for page in WRITTEN if any(block.runs for block in blocks_of(page))]
 LONGEST, SHORTER = 150, {"README.md": 120, "docs/architecture.md": 120}  # lines
 GENERATED = re.compile(r"<!-- generated: (\w+) -->\n.*?<!-- end -->\n", re.DOTALL)
-INSTALLED = ("README.md", "docs/adapters.md", "reference/README.md")  # run the installed commands from their start
+INSTALLED = ("README.md", "reference/README.md")  # run the installed commands from their start
 RESULTS = ("results", "speed", "peers", "found/README")  # pages that are tables of results
 
 

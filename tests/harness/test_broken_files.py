@@ -12,7 +12,7 @@ from instep.trace.file import decode
 from instep_reference.contract.errors import BadInput
 from support.inputs import broken_files
 from support.inputs.broken_files import Kind
-from support.running.covering import WHOLE
+from support.running.covering import PART, WHOLE
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,8 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kind]:
     return broken_files.kinds(tmp_path_factory.mktemp("sound"))
 
 
-@pytest.mark.parametrize(("count", "use"), [(150, 0.0), pytest.param(3000, 0.05, marks=WHOLE)])
+@pytest.mark.parametrize(("count", "use"), [
+    pytest.param(150, 0.0, marks=PART), pytest.param(3000, 0.05, marks=WHOLE)])
 def test_broken_files_are_refused_in_one_line_or_read(
     kinds: dict[str, Kind], tmp_path: Path, count: int, use: float
 ) -> None:

@@ -45,7 +45,18 @@ from support.inputs.option_combinations import (
     whole,
     words,
 )
-from support.running.covering import BEGUN, BY_REPLAY, COVERING, THROUGH_PLAIN, WHOLE, begun, every_trace, few, met
+from support.running.covering import (
+    BEGUN,
+    BY_REPLAY,
+    COVERING,
+    PART,
+    THROUGH_PLAIN,
+    WHOLE,
+    begun,
+    every_trace,
+    few,
+    met,
+)
 
 pytestmark = pytest.mark.slow  # whole replays or commands
 
@@ -197,7 +208,7 @@ LEFT = {name: "plain" if name in LONG else "ledger" for name in COVERING}  # `ma
 
 
 @pytest.mark.parametrize(("name", "ops"), [
-    pytest.param(name, ops, marks=WHOLE if ops == LEFT[name] else ())
+    pytest.param(name, ops, marks=WHOLE if ops == LEFT[name] else PART if name in BEGUN else ())
     for name in COVERING for ops in ("plain", "ledger")
     # `test_engines.py` looks at that run more closely; and `make whole` replays all events of recorded traces.
     if (name, ops) != ("handed", "plain") and not (name in BEGUN and ops == LEFT[name])

@@ -77,14 +77,22 @@ def test_fuzzed_from_the_command_line(trace: Trace, instep: Runner, tmp_path: Pa
     assert told.code == Exit.AGREED, told.out + told.err
 
 
-@pytest.mark.parametrize("ops", ["ledger", "plain"])
-def test_mtp_layer_that_reads_wrong_rows_is_located(trace: Trace, ops: str, plant: Callable[..., None]) -> None:
-    """The second layer reads the target's rows, not those of the first layer."""
-    plant(Wrap(VANILLA, "Vanilla.extend", "from dataclasses import replace\nself = replace(self, chained=False)"))
-    first = diagnose(Replay(trace, Setting(ops))).verdict.findings[0]
-    assert first.place.stage == "extend.1", first
-    assert first.place == Place("extend.1", STAGE_LEVEL, "post_normed")
-    assert ops == "ledger" or "reads the target's rows" in first.diagnosis
+NEVER_CHAINED = Wrap(VANILLA, "Vanilla.extend", "from dataclasses import replace\nself = replace(self, chained=False)")
+ALWAYS_CHAINED = Wrap(VANILLA, "Vanilla.extend", "num_steps = self.layers")
+
+
+@pytest.mark.parametrize(("ops", "graphs", "edit", "says"), [
+    ("plain", False, NEVER_CHAINED, "reads the target's rows"),
+    *(("ledger", graphs, edit, "") for graphs in (False, True) for edit in (NEVER_CHAINED, ALWAYS_CHAINED)),
+])  # fmt: skip
+def test_mtp_layer_that_reads_wrong_rows_is_located(
+    trace: Trace, ops: str, graphs: bool, edit: Wrap, says: str, plant: Callable[..., None]
+) -> None:
+    """The second layer never reads the rows of the first one, or reads them with one step, too."""
+    plant(edit)
+    replay = Replay(trace, Setting(ops, graphs=graphs))
+    first = (diagnose(replay) if says else replay.run(until=20)).verdict.findings[0]
+    assert first.place == Place("extend.1", STAGE_LEVEL, "post_normed") and says in first.diagnosis, first
 
 
 @pytest.mark.parametrize("ops", ["ledger", "plain"])

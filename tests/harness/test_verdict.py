@@ -9,11 +9,15 @@ import pytest
 
 from instep.audit.recorded_engine import allow_undecided_events
 from instep.checks import known_wrong_states
-from instep.finding_problem import Explained, Problem, WrongContent
+from instep.diagnose.explanation_bank import _contracts, _unknown
+from instep.diagnose.mistakes.finding_case import UNRECOGNISED
+from instep.finding_problem import Explained, Problem, Unexplained, WrongContent, sentence
 from instep.kit.replayed_trace import Divergence, replayed
 from instep.report.divergence_message import message
+from instep.report.outcome_data import finding
 from instep.verdict import UNDECIDABLE, Comparison, Exit, Skipped, Tier, Verdict, prefer_shared
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
+from support.inputs.outcomes import comparison
 from support.running.command import Runner
 from support.running.covering import TRACES
 
@@ -120,3 +124,56 @@ def test_used_is_a_part_of_what_is_allowed() -> None:
     assert compared(worst=0.25, allowed=0.5).used == 0.5
     assert compared(worst=0.0, allowed=0.0).used == 0.0
     assert compared(worst=1.0, allowed=0.0).used == float("inf")
+
+
+# -- sentences of problems
+
+
+DIFFERS = Problem("differs", "3 of 8 bytes differ")
+ZERO, OLDER = Explained("bank", "is all zero"), Explained("hypothesis", "holds the state from before the step")
+
+
+@pytest.mark.parametrize(("changes", "text"), [
+    ({}, "3 of 8 bytes differ"),
+    ({"mistake": ZERO}, "is all zero; 3 of 8 bytes differ"),
+    ({"mistake": ZERO, "clause": ""}, "is all zero"),
+    ({"mistake": ZERO, "nearest": OLDER, "clause": ""},
+     "is all zero; the nearest known wrong state: holds the state from before the step"),
+    ({"like": ("a", ZERO)}, 'is all zero (seen in request "a"); 3 of 8 bytes differ'),
+    ({"dtypes": ("bf16", "fp32")}, "is bf16, fp32 is declared; 3 of 8 bytes differ"),
+    ({"moved": "back", "draft": "without the draft KV: "},
+     "comes back different from what was saved: without the draft KV: 3 of 8 bytes differ"),
+    ({"prefix": "p", "mistake": ZERO},
+     'tracked prefix "p": is all zero; 3 of 8 bytes differ'),
+    ({"unexplained": Unexplained()}, "3 of 8 bytes differ; unexplained"),
+    ({"unexplained": Unexplained(2)}, "3 of 8 bytes differ; unexplained: 2 explanations fit equally well"),
+    ({"unexplained": Unexplained(error="KeyError: 3")},
+     "3 of 8 bytes differ; unexplained: the search for an explanation raised KeyError: 3"),
+    ({"broken": (Problem("broken_contract", "z is fp16"),), "written": Problem("forbidden_write", "8 bytes changed")},
+     "3 of 8 bytes differ; a contract is broken at the same place: z is fp16; 8 bytes changed"),
+])  # fmt: skip
+def test_a_sentence_has_every_field_once(changes: dict[str, object], text: str) -> None:
+    assert sentence(replace(DIFFERS, **changes)) == text  # type: ignore[arg-type]
+
+
+def test_an_explanation_does_not_depend_on_the_sentence() -> None:
+    """The code of a problem decides whether it needs an explanation, for every wording."""
+    for clause in ("unknown: close to none of 9 wrong states", "resembles no known mistake", ""):
+        assert _unknown(comparison(problem=Problem("unidentified", clause)))
+        assert not _unknown(comparison(problem=Problem("identified", clause)))
+    assert {"unidentified", "differs", "poison"} == set(UNRECOGNISED)
+
+
+def test_a_forbidden_write_is_added_to_the_finding_at_the_same_memory() -> None:
+    here = comparison(worst=1.0, slot=3, problem=DIFFERS)
+    write = Problem("forbidden_write", "16 bytes changed")
+    at_it, elsewhere = (comparison(check="bytes", worst=1.0, slot=slot, problem=write) for slot in (3, 4))
+    assert _contracts(DIFFERS, here, [here, at_it]).written == write
+    assert _contracts(DIFFERS, here, [here, elsewhere]).written is None
+    other = replace(at_it, problem=Problem("differs", write.clause))
+    assert _contracts(DIFFERS, here, [here, other]).written is None
+
+
+def test_a_result_file_has_the_code_of_a_finding() -> None:
+    assert finding(comparison(worst=1.0, problem=DIFFERS))["code"] == "differs"
+    assert finding(comparison())["code"] is None

@@ -22,7 +22,7 @@ from support.inputs.checkpoints import TWO_LAYERS, write
 from support.inputs.rounds import CLOSE, begin, decode, disagreement, play
 from support.inputs.tree_rounds import NODES, ROOM, STEPS, VOCAB, Story, ahead, assert_same, played
 from support.inputs.tree_windows import chain, drawn, path
-from support.running.covering import WHOLE, few
+from support.running.covering import PART, WHOLE, few
 from support.worlds import engine_and_reference as sides
 from support.worlds.engine_and_reference import WIDE, both_sides
 
@@ -84,7 +84,7 @@ def test_every_number_of_a_tree_matches_the_reference(
 
 @few(1)
 @pytest.mark.parametrize(("activation", "ways"), [
-    (torch.float32, WAYS[:2]), (torch.bfloat16, WAYS[2:]),
+    *(pytest.param(*row, marks=PART) for row in ((torch.float32, WAYS[:2]), (torch.bfloat16, WAYS[2:]))),
     *(pytest.param(activation, WAYS, marks=WHOLE) for activation in (torch.float32, torch.bfloat16)),
 ])  # fmt: skip
 def test_strategies_layouts_and_graphs_give_the_same_bits(
@@ -132,7 +132,7 @@ def test_round_over_a_tree_equals_decoding_its_accepted_tokens(checkpoint: Check
 
 @few(1)
 @pytest.mark.parametrize(("ops", "strategies"), [
-    ("plain", STRATEGIES[::3]), ("ledger", STRATEGIES[1:3]),
+    *(pytest.param(*row, marks=PART) for row in (("plain", STRATEGIES[::3]), ("ledger", STRATEGIES[1:3]))),
     *(pytest.param(ops, STRATEGIES, marks=WHOLE) for ops in ("plain", "ledger")),
 ])  # fmt: skip
 def test_rounds_over_trees_keep_every_contract(checkpoint: Checkpoint, ops: str, strategies: tuple[str, ...]) -> None:

@@ -24,6 +24,7 @@ from support.inputs.few_channels import few_channels, same_events
 TRACES = Path(__file__).resolve().parents[3] / "fixtures" / "traces"
 BY_REPLAY = ("adaptive", "slots", "slots-overlapped")  # `make replay` runs them through `ledger` and `plain`
 WHOLE = pytest.mark.whole  # of a test, or of a row, that `make test` leaves out
+PART = pytest.mark.part  # of a row of `make test` that another row, of `make whole`, contains
 THROUGH_PLAIN = ("faults/shared",)
 # Long drawn traces that only labels run through.
 BY_LABELS = (("lifecycle/histories-chains", "plain"), ("lifecycle/histories-trees", "plain"))
@@ -96,7 +97,7 @@ def mark_the_others(items: Iterable[pytest.Item]) -> None:
 def left_out(item: pytest.Item, *, whole: bool) -> bool:
     """A row of a product, or a recorded trace, that `make test` does not run; whole: that `make whole` does not run."""
     if not isinstance(item, TraceItem) or not item.path.is_relative_to(TRACES):
-        return not whole and item.get_closest_marker(WHOLE.name) is not None
+        return item.get_closest_marker((PART if whole else WHOLE).name) is not None
     name = str(item.path.relative_to(TRACES).with_suffix(""))
     return name in BY_REPLAY or (name, item.name) in BY_LABELS if whole else name not in THROUGH_PLAIN
 
