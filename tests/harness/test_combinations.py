@@ -45,18 +45,7 @@ from support.inputs.option_combinations import (
     whole,
     words,
 )
-from support.running.covering import (
-    BEGUN,
-    BY_REPLAY,
-    COVERING,
-    PART,
-    THROUGH_PLAIN,
-    WHOLE,
-    begun,
-    every_trace,
-    few,
-    met,
-)
+from support.running.covering import BY_REPLAY, COVERING, THROUGH_PLAIN, WHOLE, begun, every_trace, few, met
 
 pytestmark = pytest.mark.slow  # whole replays or commands
 
@@ -203,17 +192,12 @@ def test_replayed_traces_cover_all_conditions_of_all_traces() -> None:
         assert few[name] - others, f"{name} meets nothing that another one of the few does not meet"
 
 
-LONG = ("block", "crossing", "ling-clamped", "prompts", "transfer", "unread")  # their numbers are for `make whole`
-LEFT = {name: "plain" if name in LONG else "ledger" for name in COVERING}  # `make whole` runs these
+LONG = ("block", "crossing", "ling-clamped", "prompts", "transfer", "unread")  # whose numbers take long
 
 
-@pytest.mark.parametrize(("name", "ops"), [
-    pytest.param(name, ops, marks=WHOLE if ops == LEFT[name] else PART if name in BEGUN else ())
-    for name in COVERING for ops in ("plain", "ledger")
-    # `test_engines.py` looks at that run more closely; and `make whole` replays all events of recorded traces.
-    if (name, ops) != ("handed", "plain") and not (name in BEGUN and ops == LEFT[name])
-])
-def test_correct_engine_agrees_on_the_covering_traces(name: str, ops: str) -> None:
+@pytest.mark.part  # of the recorded traces: `make whole` replays all events of each with both op sets
+@pytest.mark.parametrize("name", [name for name in COVERING if name != "handed"])  # in `test_engines.py`
+def test_correct_engine_agrees_on_the_covering_traces(name: str) -> None:
     trace = begun(name)
-    verdict = Replay(trace, Setting(ops)).run().verdict
+    verdict = Replay(trace, Setting("ledger" if name in LONG else "plain")).run().verdict
     assert verdict.exit is Exit.AGREED and verdict.events == len(trace.events), verdict.findings[:1]

@@ -1,8 +1,8 @@
 """The part of long products of tests that `make test` runs: few rows that cover all of them.
 
-`make whole` runs the rest. The traces here contain every condition and every pair of successive events that any trace
-contains. `make test` replays them with `plain`, and `make whole` with labels, too. The larger models are replaced by
-ones with few channels.
+`make whole` runs the rest. A row that is a part of another one has the marker `part`, and runs in `make test` alone.
+The traces here contain every condition and every pair of successive events that any trace contains: `make test` replays
+them, with few channels in the place of larger models, and `make whole` replays all recorded traces.
 Leaves out: options of the engine (`option_combinations.py`).
 """
 
