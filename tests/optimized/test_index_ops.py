@@ -167,51 +167,23 @@ def test_node_has_a_separate_entry_and_the_position_of_its_depth(ops: Ops) -> No
 
 
 @SETS
-def test_a_tree_is_walked_to_the_lowest_child_with_the_pick(ops: Ops) -> None:
-    draw = Random(10)
-    for _ in range(20):
-        width = draw.randint(1, 8)
-        trees = [drawn(draw, draw.randint(1, width)) for _ in range(6)]
-        window, picks = ([[draw.randint(0, 2) for _ in range(width)] for _ in trees] for _ in range(2))
-        count = [*(len(tree) for tree in trees[:-1]), 0]
-        last = [draw.choice((-1, draw.randrange(max(1, many)))) for many in count]
-        bonus = [draw.choice((-1, 9)) for _ in count]
-        found = ops.accept(
-            window=torch.tensor(window, device=HERE), picks=torch.tensor(picks, device=HERE), count=ints(*count),
-            forced_last=ints(*last), forced_bonus=ints(*bonus),
-            parents=torch.tensor([[*tree, *[44] * (width - len(tree))] for tree in trees], device=HERE),
-        )
-        for b, (tree, tokens, said) in enumerate(zip(trees, window, picks, strict=True)):
-            answer = [tensor[b].tolist() for tensor in found]
-            if not count[b]:
-                assert answer == [0, 0, [-1] * width, 0, 0, 0, 0, [0] * width]
-                continue
-            own = greedy(tokens[: len(tree)], tree, said)
-            nodes = path(tree, last[b] if last[b] >= 0 else (0, *own.nodes)[-1])
-            after = said[nodes[-1]] if bonus[b] < 0 else bonus[b]
-            pad = width - len(nodes)
-            assert answer == [
-                len(nodes) - 1, len(nodes), nodes + [-1] * pad, nodes[-1], after, len(own.nodes), own.bonus,
-                [*(tokens[node] for node in nodes[1:]), after, *[0] * pad],
-            ]
-
-
-@SETS
-def test_caps_end_own_and_forced_paths_of_chains_and_trees(ops: Ops) -> None:
+def test_own_and_forced_paths_of_chains_and_trees_end_at_their_caps(ops: Ops) -> None:
+    """A path goes to the lowest child with the pick. Without caps the bonus may be forced, too."""
     draw, cut = Random(12), 0
-    for number in range(48):
-        width, trees = draw.randint(1, 8), number % 2
+    for trees, capped in ([(True, False)] * 20 + [(True, True), (False, True)] * 24):
+        width = draw.randint(1, 8)
         shapes = [(drawn if trees else lambda _, count: chain(count))(draw, draw.randint(1, width)) for _ in range(6)]
-        window, picks = ([[draw.randint(0, 1) for _ in range(width)] for _ in shapes] for _ in range(2))
+        window, picks = ([[draw.randint(0, 2 - capped) for _ in range(width)] for _ in shapes] for _ in range(2))
         count = [*(len(shape) for shape in shapes[:-1]), 0]
         last = [draw.choice((-1, draw.randrange(max(1, many)))) for many in count]
-        caps = [draw.randint(-1, max(many, 1) - 1) for many in count]
+        caps = [draw.randint(-1, max(many, 1) - 1) if capped else -1 for many in count]
+        bonus = [-1 if capped else draw.choice((-1, 9)) for _ in count]
+        table = [[*tree, *[44] * (width - len(tree))] for tree in shapes]
         strided = torch.tensor([[cap, 9] for cap in caps], device=HERE)
         found = ops.accept(
             window=torch.tensor(window, device=HERE), picks=torch.tensor(picks, device=HERE), count=ints(*count),
-            forced_last=ints(*last), forced_bonus=ints(*[-1] * 6), caps=strided[:, 0],
-            **({"parents": torch.tensor([[*tree, *[44] * (width - len(tree))] for tree in shapes], device=HERE)}
-               if trees else {}),
+            forced_last=ints(*last), forced_bonus=ints(*bonus), **({"caps": strided[:, 0]} if capped else {}),
+            **({"parents": torch.tensor(table, device=HERE)} if trees else {}),
         )  # fmt: skip
         for b, (tree, tokens, said) in enumerate(zip(shapes, window, picks, strict=True)):
             answer = [tensor[b].tolist() for tensor in found]
@@ -223,10 +195,11 @@ def test_caps_end_own_and_forced_paths_of_chains_and_trees(ops: Ops) -> None:
             whole = path(tree, last[b]) if last[b] >= 0 else [0, *greedy(tokens[: len(tree)], tree, said).nodes]
             nodes = whole if limit is None else whole[: 1 + limit]
             cut += len(nodes) < len(whole)
+            after = said[nodes[-1]] if bonus[b] < 0 else bonus[b]
             pad = width - len(nodes)
             assert answer == [
-                len(nodes) - 1, len(nodes), nodes + [-1] * pad, nodes[-1], said[nodes[-1]], len(own.nodes), own.bonus,
-                [*(tokens[node] for node in nodes[1:]), said[nodes[-1]], *[0] * pad],
+                len(nodes) - 1, len(nodes), nodes + [-1] * pad, nodes[-1], after, len(own.nodes), own.bonus,
+                [*(tokens[node] for node in nodes[1:]), after, *[0] * pad],
             ]
     assert cut > 12
 

@@ -19,7 +19,7 @@ The derivation, which holds for every tier with a yardstick (T2, T2d, T3, and th
                        the rounding of their sum into storage, which every yardstick has.
     inverse            a kernel may form a block's inverse by substitution, or merge two of smaller blocks by products.
                        If the tokens of a block are alike, roundings are alike, too. Their sum then depends on this
-                       form: by a factor of up to 10 in one text (`test_like_tokens.py`). Draws of T2 and T2d, and
+                       form: by a factor of up to 10 in one text (`test_declared_rounding.py`). Draws of T2 and T2d, and
                        redraws of T3, are of both forms; T3 begins with substitution, long runs take the larger error.
     decays of          a decay per channel is between the factors of a product, so it scales operands: exp(G_i - M) k_i
     channels           and exp(M - G_j) k_j, for some M. An operand errs by the same share of itself at most for any M,
