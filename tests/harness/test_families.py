@@ -168,7 +168,7 @@ def test_kernels_and_mtp_layers_serve_a_family_under_every_strategy(
     ("qwen4", PLAIN, "ngrams", "`Ops.ngrams`.*qwen4_exp"),
 ])  # fmt: skip
 def test_an_op_set_without_an_op_of_a_family_is_refused_by_name(kind: Any, ops: Ops, lacks: str, says: str) -> None:
-    """An op set that lacks a part of `plain` is one of its own; `bounds_beta` and its kind are switches."""
+    """An op set that lacks a part of `plain` is another one; switches such as `bounds_beta` are off."""
     lacking = {lacks: False if isinstance(getattr(ops, lacks), bool) else None} if lacks else {}
     config, drafted = ModelConfig.from_dict(config_of(kind)), {"ling": 3}.get(kind, 1)
     options = Options(drafter="external") if kind in ("nemotron", "qwen4") else Options()

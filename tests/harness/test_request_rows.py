@@ -124,7 +124,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> EventContext:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [FINAL, LOGITS], ids=["every row", "rows that are asked for"])
+@pytest.mark.parametrize("place", [FINAL, LOGITS], ids=["every row", "requested rows"])
 def test_spans_partition_the_rows_among_the_requests(mixed: EventContext, place: Place) -> None:
     count = len(mixed.truth.places[place])
     spans = [(span.request, *span.at(place)) for span in row_spans(mixed, "trunk")]
