@@ -3,18 +3,26 @@
 Leaves out: `eagle` (the other engine tests). Labels say who read what; numbers in fp64 say that it was computed.
 """
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
 from instep_optimized import OptimizedEngine
+from instep_optimized.draft.drafter_protocol import PickRows
+from instep_optimized.draft.mtp import MtpLayer
+from instep_optimized.draft.vanilla import Vanilla
 from instep_optimized.graphs import Emulator, Recorder
 from instep_optimized.graphs.capture_all_at_start import prepared
+from instep_optimized.graphs.capture_and_replay import Break, Recording
+from instep_optimized.memory import Memory
 from instep_optimized.ops.check_op_calls import contracts
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.watch_op_calls import around
+from instep_optimized.packed_batch import Batch
 from instep_reference import draft as reference_draft
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
@@ -29,6 +37,8 @@ from support.worlds.engine_in_graphs import Twins, eagerly, emulated
 
 pytestmark = pytest.mark.slow  # whole replays or commands
 
+T = TypeVar("T")
+WIDTH = torch.float64
 FP32_NOISE = 1e-5  # absolute; values are of order 1
 STEPS = {2: (2, 1, 0), 3: (3, 2, 1, 0)}  # by the number of MTP layers; the scenario goes back to the first
 Checkpoints = dict[int, Checkpoint]
@@ -52,15 +62,27 @@ def engine(checkpoint: Checkpoint, ops: str, recorder: Recorder | None = None, *
     """In fp64 by default; with a recorder, in graphs."""
     layers, chosen = checkpoint.config.mtp_layers, {**sides.WIDE, **options, "drafter": "vanilla"}
     subject = sides.engine(checkpoint, ops, num_steps=layers, adaptive=adaptive(layers), **chosen)
+    held(subject, recorder)
+    return subject
+
+
+def held(subject: OptimizedEngine, recorder: Recorder | None) -> None:
     if recorder is not None:
         subject._graphs = prepared(subject._base, subject._rounds.values(), subject._device, recorder)
-    return subject
 
 
 def truth(checkpoint: Checkpoint, ops: str, chained: bool = True) -> Any:
     layers = checkpoint.config.mtp_layers
     drafts: Any = {"mode": "vanilla"} if ops == "ledger" else {"draft_with": reference_draft.Vanilla(chained)}
     return sides.truth(checkpoint, ops, num_steps=layers, adaptive=adaptive(layers), **drafts)
+
+
+def drafting(subject: OptimizedEngine, change: Callable[[Vanilla], Vanilla]) -> OptimizedEngine:
+    """Replace the engine's drafter by a changed one."""
+    subject._model = replace(subject._model, drafter=change(subject._model.drafter))
+    subject._rounds = {steps: replace(at, model=subject._model) for steps, at in subject._rounds.items()}
+    subject._round = subject._rounds[subject._round.num_steps]
+    return subject
 
 
 # ---- as the reference has it --------------------------------------------------------------------------------------
@@ -80,11 +102,7 @@ def test_numbers_match_the_reference(checkpoints: Checkpoints, forced: bool) -> 
 
 
 def test_unchained_layers_read_the_targets_rows(checkpoints: Checkpoints) -> None:
-    """Nothing in the engine unchains them."""
-    subject = engine(checkpoints[2], "plain")
-    subject._model = replace(subject._model, drafter=replace(subject._model.drafter, chained=False))
-    subject._rounds = {steps: replace(at, model=subject._model) for steps, at in subject._rounds.items()}
-    subject._round = subject._rounds[subject._round.num_steps]
+    subject = drafting(engine(checkpoints[2], "plain"), lambda drafter: replace(drafter, chained=False))
     both = TwoSides(subject, truth(checkpoints[2], "plain", chained=False))
     both.serve(course())
 
@@ -120,7 +138,7 @@ def test_layer_reads_the_prompt_and_guesses_after_its_end(checkpoints: Checkpoin
 
 
 def course() -> list[Event]:
-    """Rounds and decode steps in every direction of the step count."""
+    """Rounds and decode steps in every direction of the step count: enough for a fault of seed 4 to show."""
     events: list[Event] = [Admit("a", (5, 9, 2)), *(Forward((Row("a", "prefill", n),)) for n in (1, 2))]
     for steps in (2, 1, 2, 0, 1, 2):
         events.append(SetNumSteps(steps))
@@ -148,6 +166,66 @@ def test_a_replay_is_the_eager_run_on_the_same_bucket(checkpoints: Checkpoints, 
 def test_graphs_give_the_results_of_the_reference(checkpoints: Checkpoints, ops: str) -> None:
     both = TwoSides(engine(checkpoints[2], ops, Emulator(poison=True)), truth(checkpoints[2], ops), watched=False)
     assert both.serve(scenario(64, (2, 0, 1), forced=True)).compared > 10_000
+
+
+# ---- seed 4: a stale buffer of hidden states ------------------------------------------------------------------------
+
+
+@dataclass
+class Capturing:
+    """An emulator during whose captures one can tell that it captures."""
+
+    now: bool = False
+    emulator: Emulator = field(default_factory=lambda: Emulator(poison=True))
+
+    def __call__(self, ops: Ops, body: Callable[[Ops, Break], T]) -> tuple[Recording, T]:
+        self.now = True
+        try:
+            return self.emulator(ops, body)
+        finally:
+            self.now = False
+
+
+@dataclass(frozen=True)
+class Deaf(MtpLayer):
+    """Reads a buffer, whatever it is fed."""
+
+    buffer: torch.Tensor
+
+    def rows(self, ops: Ops, hidden: torch.Tensor, batch: Batch, stage: str) -> torch.Tensor:
+        return super().rows(ops, self.buffer[: len(hidden)], batch, stage)
+
+
+@dataclass(frozen=True)
+class Stale(Vanilla):
+    """Held in a graph, layer 1 reads a buffer of the graph's own, which no replay refreshes."""
+
+    capturing: Capturing = field(default_factory=Capturing)
+    buffer: torch.Tensor = field(default_factory=lambda: torch.full((64, 32), 0.5, dtype=WIDTH))
+
+    def extend(
+        self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[PickRows], num_steps: int
+    ) -> None:
+        layers = self.mtp
+        if self.capturing.now and num_steps == self.layers:
+            layers = (layers[0], Deaf(**vars(layers[1]), buffer=self.buffer))
+        Vanilla(layers).extend(ops, memory, batch, hidden, asked, num_steps)
+
+
+def planted(checkpoint: Checkpoint, in_graphs: bool) -> TwoSides:
+    """The faulty drafter and the reference. Without graphs every place is compared, with them states and answers."""
+    capturing = Capturing()
+    subject = drafting(engine(checkpoint, "plain"), lambda drafter: Stale(drafter.mtp, capturing=capturing))
+    held(subject, capturing if in_graphs else None)
+    return TwoSides(subject, truth(checkpoint, "plain"), watched=not in_graphs)
+
+
+def test_a_buffer_that_no_replay_refreshes_is_found(checkpoints: Checkpoints) -> None:
+    """It is no fault outside of graphs: eager runs alone would not find it."""
+    planted(checkpoints[2], in_graphs=False).serve(course())
+    both = planted(checkpoints[2], in_graphs=True)
+    with pytest.raises(AssertionError, match=r"^a draft_keys of layer 1"):
+        both.serve(course())
 
 
 # ---- what is refused ----------------------------------------------------------------------------------------------
