@@ -420,7 +420,7 @@ def test_columns_in_another_order_are_one_rule_or_pairs() -> None:
 
 
 def test_a_slip_of_one_channel_in_bf16_is_no_other_column() -> None:
-    """One row has 256 numbers in bf16, so many of them are near to another column's. Two columns are exchanged, too."""
+    """Each of 256 columns has one number in bf16, and many are near to another column's. Then two are exchanged."""
     right = torch.randn(1, 256, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     found, other = right.bfloat16(), right[:, [*range(40), 41, 40, *range(42, 256)]].bfloat16()
     found[:, 3] *= 1 + 2**-7
@@ -430,7 +430,7 @@ def test_a_slip_of_one_channel_in_bf16_is_no_other_column() -> None:
     (says, _) = explanation_fit.best(moved, wrong_rows.permuted(moved, 1, "column", []))  # type: ignore[arg-type]
     assert says == "column 40 is that of column 41, column 41 is that of column 40"
     nearest = (found.double().T - right).abs().argmin(1)
-    guess = explanation_fit.Explanation("is that of columns that are nearest by chance", right[:, nearest], 256.0**9)
+    guess = explanation_fit.Explanation("is that of the nearest columns", right[:, nearest], 256.0**9)
     assert explanation_fit.fit(slip, guess) is None
 
 

@@ -5,8 +5,8 @@ same collectives in the same order. Every stage runs the micro-batches of the tr
 last stage's choices. The replicas of a data-parallel group pad their rows with zeros. T1: numbers that several ranks
 hold have the same bits on each of them: hidden rows, picks, replicated KV heads.
 
-A finding names the rank that differs from the trace; if the trace does not know, the rank that differs from rank 0. Of
-a tensor that ranks share it names the rank whose part is wrong: parts are compared with the reference's own run. At the
+A finding names the rank that differs from the trace; if the trace does not know, the rank that differs from rank 0. If
+ranks share a tensor, it names the rank whose part is wrong: parts are compared with the reference's own run. At the
 first wrong event the error of a right part is small, and that of the wrong part is large.
 """
 
