@@ -127,7 +127,7 @@ REWIND = '''class Rewind(Event, frozen=True):
 
 '''
 IDLE = "    def idle(self) -> None:\n"
-FACT = '''    Rewind: EventFacts((Phase.PREFILLING, Phase.READY), pages="copy", copy="restore", when="late",
+FACT = '''    e.Rewind: EventFacts((Phase.PREFILLING, Phase.READY), pages="copy", copy="restore", when="late",
                        covers="rewound", shown='{request} to "{name}", back to {now}'),
 '''
 OURS, THEIRS, CONTRACT = "instep_optimized", "instep_reference", "instep_reference/contract"
@@ -136,8 +136,7 @@ EVENT: tuple[Text, ...] = (
     (f"{CONTRACT}/engine.py", "AnyEvent = (\n    ", f"{REWIND}AnyEvent = (\n    Rewind | "),
     (f"{CONTRACT}/engine.py", "    def idle(self) -> None: ...\n",
      "    def idle(self) -> None: ...\n    def rewind(self, request: str, name: str) -> None: ...\n"),
-    (f"{CONTRACT}/event_facts.py", "    Resume,\n", "    Resume,\n    Rewind,\n"),
-    (f"{CONTRACT}/event_facts.py", "    Resume: Event", f"{FACT}    Resume: Event"),
+    (f"{CONTRACT}/event_facts.py", "    e.Resume: Event", f"{FACT}    e.Resume: Event"),
     (f"{CONTRACT}/__init__.py", "        Resume,\n", "        Resume,\n        Rewind,\n"),
     (f"{CONTRACT}/__init__.py", '"Resume", ', '"Resume", "Rewind", '),
     # the two sides
@@ -154,12 +153,11 @@ EVENT: tuple[Text, ...] = (
      '        self._must_be("load", [name], WAITING)\n',
      "def load(self, name: str, under: str, *phases: str) -> None:\n"
      '        self._must_be("load", [name], *(phases or (WAITING,)))\n'),
-    (f"{OURS}/commit/write_set.py", "    Resume,\n", "    Resume,\n    Rewind,\n"),
-    (f"{OURS}/commit/write_set.py", "case Load() | Resume():", "case Load() | Resume() | Rewind():"),
-    (f"{OURS}/commit/write_set.py", "isinstance(event, Load) else preempted",
-     "isinstance(event, Load | Rewind) else preempted"),
-    (f"{OURS}/commit/write_set.py", "isinstance(event, Load) else units",
-     "isinstance(event, Load | Rewind) else units"),
+    (f"{OURS}/commit/write_set.py", "case e.Load() | e.Resume():", "case e.Load() | e.Resume() | e.Rewind():"),
+    (f"{OURS}/commit/write_set.py", "isinstance(event, e.Load) else preempted",
+     "isinstance(event, e.Load | e.Rewind) else preempted"),
+    (f"{OURS}/commit/write_set.py", "isinstance(event, e.Load) else units",
+     "isinstance(event, e.Load | e.Rewind) else units"),
 )  # fmt: skip
 # The engine's record goes back, and its conv windows and states stay.
 FORGETS = (f"{OURS}/engine.py", "READY)\n        self._give(request, name)", "READY)\n        self._requests["

@@ -208,7 +208,7 @@ def test_components_that_are_not_shown_are_listed(instep: Runner, tmp_path: Path
     trace = few_channels("kept", 2).path
     ran = instep("replay", trace, "--engine", "support.wrong.engines:right", "--json", file)
     assert ran.code == 0 and "served 29 of 29 events" in ran.out and "[shows no kv]" in ran.out
-    assert "1 times without save and load: drop, then a step over the tokens again" in ran.out
+    assert "1 time without save and load: drop, then a step over the tokens again" in ran.out
     run = json.loads(file.read_text())["runs"][0]
     assert run["engine"] == "support.wrong.engines:right" and run["shown"] == ["final", "logits", "state"]
     assert run["ops"] is run["graphs"] is run["strategy"] is None and run["device"] == "cpu"

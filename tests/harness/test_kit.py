@@ -86,7 +86,7 @@ WRONG = {
     "2^-12": ("linear", changed("linear", then=lambda out, given: out * (1 + 2.0**-12)), "relative error"),
     "silu": ("conv", changed("conv", then=lambda out, given: out * 1.01), "conv output"),
     "dtype": ("lm_head", changed("lm_head", then=lambda out, given: out.double()), "torch.float32 is due"),
-    "rows": ("norm", changed("norm", then=lambda out, given: out[1:]), "rows came back"),
+    "rows": ("norm", changed("norm", then=lambda out, given: out[1:]), "rows that came back"),
     "input": ("mlp", changed("mlp", then=into("x")), "the launch changed its input x"),
     "tie": ("pick", changed("pick", lambda given: {**given, "logits": given["logits"].flip(1)}), "not those of plain"),
     "page": ("attend", changed("attend", lambda given: {

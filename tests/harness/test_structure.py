@@ -28,6 +28,7 @@ from instep_optimized.commit import rerun
 from instep_optimized.graphs import Emulator, capture_and_replay
 from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.catalogue.fault import Wrap
+from instep_reference.contract.engine import Drafted
 from support.inputs.traces import ROOM, recorded, recording
 from support.running.covering import few
 from support.running.verdicts import agreed
@@ -262,7 +263,7 @@ def _on_the_slot_table(self: Any, requests: Any, picks: Any = None, parents: Any
     windows = self._memory.slot_table.window
     for row, name in enumerate(requests):
         windows[self._memory.slots.of(name), 1 : drafts.shape[1] + 1] = drafts[row]
-    return engine.Drafted(windows[: len(requests), 1 : drafts.shape[1] + 1], drafts)
+    return Drafted(windows[: len(requests), 1 : drafts.shape[1] + 1], drafts)
 
 
 @pytest.mark.slow

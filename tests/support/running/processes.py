@@ -41,7 +41,8 @@ def warm_copies() -> Iterator[None]:
     from instep_proof.faults import plant
     from instep_speed.gate import process
 
-    ours = SimpleNamespace(**{name: getattr(subprocess, name) for name in ("PIPE", "TimeoutExpired")})
+    names = ("CompletedProcess", "PIPE", "TimeoutExpired")
+    ours = SimpleNamespace(**{name: getattr(subprocess, name) for name in names})
     with pytest.MonkeyPatch.context() as patch:
         for module in (plant, process):
             patch.setattr(module, "subprocess", SimpleNamespace(**vars(ours), run=run, Popen=Popen))
