@@ -432,6 +432,8 @@ def test_a_slip_of_one_channel_in_bf16_is_no_other_column() -> None:
     nearest = (found.double().T - right).abs().argmin(1)
     guess = explanation_fit.Explanation("is that of the nearest columns", right[:, nearest], 256.0**9)
     assert explanation_fit.fit(slip, guess) is None
+    little = explanation_fit.Explanation("is scaled", right * (1 + 2**-11))  # one tensor, not the nearest of many
+    assert explanation_fit.fit(replace(slip, found=little.wrong.bfloat16()), little) is not None
 
 
 def test_memory_that_begins_again_inside_a_chunk_is_zero_before_its_rows() -> None:

@@ -107,7 +107,8 @@ def fit(case: Compared, one: Explanation, tried: float = 1.0) -> Fit | None:
     left = _explained_left(case, stands, one)
     ratio = math.sqrt(float(near[taken].sum() / far[taken].sum()))
     count = int(_spread(case.component, taken, found).sum())
-    chance = math.log(tried * one.tries) + count * math.log(max(_match(case, wrong, taken), 1e-300))
+    match = ratio if one.tries == 1 else _match(case, wrong, taken)
+    chance = math.log(tried * one.tries) + count * math.log(max(match, 1e-300))
     if not (left <= 1 and ratio <= NEAR and chance <= math.log(CHANCE)):
         return None
     part = bool((taken != matters).any())
@@ -117,7 +118,8 @@ def fit(case: Compared, one: Explanation, tried: float = 1.0) -> Fit | None:
 def _match(case: Compared, wrong: torch.Tensor, taken: torch.Tensor) -> float:
     """The error that is left in the cells taken, as a part of the error from the right tensor.
 
-    Of the found numbers as they are: an unrelated number is often within the rounding that `off` does not judge.
+    For the best of several tensors, and of the found numbers as they are: the nearest of many unrelated numbers is
+    often within the rounding that `off` does not judge.
     """
     left, error = (cells(case.component, _double(case.found) - x).square().sum(-1)[taken].sum()
                    for x in (wrong, _double(case.right)))  # fmt: skip
