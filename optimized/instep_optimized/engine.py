@@ -1,9 +1,8 @@
 """The optimized engine: one method per event. The engine only routes; the ops compute.
 
 Leaves out: arithmetic (`ops/`), addresses (`commit/`, `packed_batch.py`), the model (`model/`, `draft/`), and the
-bodies of
-the events: `round_for_step_count.py` for what depends on the step count, `forwards.py` and
-`forwards.py` for rows of several kinds.
+bodies of the events: `round_for_step_count.py` for what depends on the step count, `forwards.py` for rows of several
+kinds.
 """
 
 from collections.abc import Callable, Mapping, Sequence

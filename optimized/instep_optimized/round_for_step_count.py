@@ -2,7 +2,7 @@
 
 Each event here is a *body*: it consists of ops and views only, on tensors of the device. So the same body runs eagerly
 or in a graph. Leaves out: the choice of a step count (`controllers/`), and the body that a forward runs
-(`forwards.py`, `forwards.py`).
+(`forwards.py`).
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -150,7 +150,7 @@ def test_rows_that_ranks_have_in_common_must_be_equal(ranks: Path) -> None:
     one = audit(ranks, TINY, level=1)
     (note,) = (note for note in one.recorded.notes if "not compared" in note)
     assert not one.verdict.findings and count > 2
-    assert note.startswith(f"rank 1: {count} tensors were not compared, since rank 0 did not record them, the first ")
+    assert note.startswith(f"rank 1: not compared: {count} tensors that rank 0 did not record, the first ")
 
 
 @pytest.mark.parametrize(("change_it", "says"), [

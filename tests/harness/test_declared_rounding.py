@@ -226,7 +226,7 @@ def test_wrong_kernels_are_found(prompts: dict[int, Trace], ops: str, component:
 def test_a_right_kernel_does_not_drift(ops: str) -> None:
     """The prompts of this trace are so short that a long request repeats them in its first block.
 
-    That `CUT` does not drift on longer prompts: `test_declared_rounding.py`.
+    Above, tokens with a period test `CUT` on longer prompts.
     """
     trace = few_channels("short", 2)
     case = Case.of(trace, Replay(trace, Setting(f"{NARROW}:{ops}")).plan, bitwise=False, tokens=128)

@@ -273,7 +273,7 @@ def test_a_tensor_is_the_cause_if_only_memory_of_its_op_still_differs(monkeypatc
         assert ("still disagrees" in its.remains) is (says == "None")
 
 
-def test_an_engine_without_tensors_to_replace_is_told_what_was_compared() -> None:
+def test_without_tensors_to_replace_the_message_has_what_was_compared() -> None:
     says = "not confirmed: the reference's tensors cannot be put into this engine; "
     agrees = "everything compared before this event agrees"
     late = "were not compared, so an earlier event may have left them"

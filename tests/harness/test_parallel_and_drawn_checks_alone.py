@@ -56,7 +56,7 @@ def test_a_stage_replays_a_graph_for_each_micro_batch(monkeypatch: pytest.Monkey
     due, parts = graph_replays.Due(("decode", 0), 3), [("a", "b"), ("c",)]
     for wanted, replays, said in (
         (due, ["x", "y"], [["2 rows of x"], ["1 rows of y"]]), (None, [], [[]]),
-        (due, ["x"], [["1 graphs were replayed; 2 micro-batches need one each"]]),
+        (due, ["x"], [["1 graph was replayed; 2 micro-batches need one each"]]),
         (None, ["x", "y"], [["2 graphs were replayed; 0 micro-batches need one each"]]),
     ):  # fmt: skip
         assert [*graph_replays._of_stage(wanted, replays, parts)] == said  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def test_a_stage_replays_a_graph_for_each_micro_batch(monkeypatch: pytest.Monkey
 ])  # fmt: skip
 def test_the_first_wrong_field_of_a_relay_is_named(kind: Any, found: tuple[int, ...], says: str) -> None:
     context: Any = SimpleNamespace(subject=SimpleNamespace(answer=kind.__new__(kind)))
-    assert ranks._differing(context, found, (0, 0, 3, 2, 9, -1, 4, 5)) == f"received {says}"
+    assert ranks._wrong_field(context, found, (0, 0, 3, 2, 9, -1, 4, 5)) == f"received {says}"
 
 
 def test_the_rank_with_the_largest_error_is_named_if_it_is_far_larger() -> None:
@@ -405,7 +405,7 @@ def test_tokens_of_a_grown_tree_are_broadcast_after_the_logits() -> None:
 
 
 def test_relays_of_a_stage_are_counted_together_or_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_expected", lambda context, facts: {"a": (0, 0, 5), "b": (0, 1, 6), "c": (1, 0, 7)})
+    monkeypatch.setattr(ranks, "_relays_due", lambda context, facts: {"a": (0, 0, 5), "b": (0, 1, 6), "c": (1, 0, 7)})
     ran: Any = [SimpleNamespace(requests=("a", "b"), relayed=((0, 0, 5, 9), (0, 1, 8)))]
     given = context(subject=SimpleNamespace(answer=Forwarded.__new__(Forwarded)))
     same, *wrong = ranks.Stages()._relays(given, None, 1, ran)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import kind_of
 from instep_reference.contract.shards import Segment, Shard
 
-from ..checks.check_interface import NOWHERE
+from ..checks.check_interface import NOWHERE, counted
 from ..finding_problem import Explained, Problem, WrongContent
 from ..verdict import Comparison, Tier
 from ..watch.digests import bits
@@ -167,7 +167,7 @@ def _not_compared(ranks: Ranks, count: int) -> Iterator[str]:
                  if name.partition(".")[0] not in MEMORY]  # fmt: skip
         if where:
             index, name = min(where)
-            yield (f"rank {rank}: {len(where)} tensors were not compared, since rank 0 did not record them, the first "
+            yield (f"rank {rank}: not compared: {counted(len(where), 'tensor')} that rank 0 did not record, the first "
                    f"{name} at event {index}")  # fmt: skip
 
 

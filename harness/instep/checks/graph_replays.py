@@ -137,7 +137,7 @@ def _which(wanted: Due | None, replays: tuple[GraphReplay, ...]) -> Iterator[str
         return
     key, rows, noun = wanted.key, wanted.rows, wanted.noun
     if len(replays) != 1:
-        yield f"{len(replays)} graphs were replayed; the event is one replay of {key}"
+        yield f"{_replayed(replays)}; the event is one replay of {key}"
     for replay in replays:
         if tuple(replay.key) != key:
             yield f"the graph {replay.key} was replayed; the event is one of {key}"
@@ -149,13 +149,17 @@ def _which(wanted: Due | None, replays: tuple[GraphReplay, ...]) -> Iterator[str
             yield f"the bucket is for {replay.bucket} {noun}s; for {most} it is the one for {right}"
 
 
+def _replayed(replays: Sequence[GraphReplay]) -> str:
+    return f"{counted(len(replays), 'graph')} {verb(len(replays), 'was', 'were')} replayed"
+
+
 def _of_stage(
     wanted: Due | None, replays: Sequence[GraphReplay], parts: Sequence[tuple[str, ...]]
 ) -> Iterator[list[str]]:
     """Compare the replays of one pipeline stage: one for each micro-batch, in order."""
     due = () if wanted is None else parts
     if len(replays) != len(due):
-        yield [f"{len(replays)} graphs were replayed; {len(due)} micro-batches need one each"]
+        yield [f"{_replayed(replays)}; {len(due)} micro-batches need one each"]
     elif wanted is None:
         yield []
     else:

@@ -19,7 +19,8 @@ import torch
 from instep_optimized.pipeline import Ran
 from instep_optimized.ranks import Call
 from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forwarded
-from instep_reference.contract.event_facts import facts, named
+from instep_reference.contract.event_facts import facts as facts_of
+from instep_reference.contract.event_facts import named
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.contract.shards import Segment, Shard
 
@@ -29,7 +30,7 @@ from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.event_log import Served
 from ..watch.rank_facts import Decision, GroupFacts, RankFacts, StageFacts
-from .check_interface import NOWHERE, compared, verb
+from .check_interface import NOWHERE, Check, compared, verb
 
 LONGEST = 100  # characters of a value that are printed
 
@@ -113,10 +114,8 @@ class Collectives:
         facts = context.ranks
         if facts is None:
             return
-        first, *others = facts.calls
-        for rank, calls in enumerate(others, start=1):
-            yield compared(self, context, NOWHERE, 1 + len(first), calls != first, differing(rank, calls, first),
-                           rank=rank if calls != first else None)  # fmt: skip
+        first = facts.calls[0]
+        yield from same_calls(self, context, facts.calls)
         due = {(place, NEEDS[place.component]) for place in context.subject.places if place.component in NEEDS}
         made = {(at, call.kind) for call in first if (at := call.place) is not None}
         if due & made:
@@ -131,7 +130,6 @@ class Collectives:
                 more = Problem("differs", f"went through {kind}, and needs no such collective")
                 yield compared(self, context, place, 1, 1, more)
 
-
     def _topk(self, context: EventContext, calls: Sequence[Call]) -> Iterator[Comparison]:
         """Tokens and probabilities from which a tree grows are broadcast after the logits of each step."""
         for at, call in enumerate(calls):
@@ -140,6 +138,15 @@ class Collectives:
                 lacks = None if after == [("broadcast", None)] * 2 else Problem(
                     "differs", "are followed by top-k tokens without broadcast: every rank has its own")
                 yield compared(self, context, call.place, 1, int(lacks is not None), lacks)
+
+
+def same_calls(check: Check, context: EventContext, calls: Sequence[tuple[Call, ...]]) -> Iterator[Comparison]:
+    """Compare the calls of every rank or replica with those of the first."""
+    first, *others = calls
+    for rank, mine in enumerate(others, start=1):
+        problem = differing(rank, mine, first)
+        wrong = problem is not None
+        yield compared(check, context, NOWHERE, 1 + len(first), wrong, problem, rank=rank if wrong else None)
 
 
 def differing(rank: int, calls: tuple[Call, ...], first: tuple[Call, ...]) -> Problem | None:
@@ -248,14 +255,10 @@ class Group:
         group = context.group
         if group is None:
             return
-        first, *others = group.calls
-        if facts(context.event).batch and named(context.event) and not any(group.calls):
+        if facts_of(context.event).batch and named(context.event) and not any(group.calls):
             none = Problem("differs", "no replica made a collective: the vocabulary is not shared")
             yield compared(self, context, NOWHERE, 1, 1, none)
-        for rank, calls in enumerate(others, start=1):
-            wrong = calls != first
-            yield compared(self, context, NOWHERE, 1 + len(first), wrong, differing(rank, calls, first),
-                           rank=rank if wrong else None)  # fmt: skip
+        yield from same_calls(self, context, group.calls)
         for rank, padded in enumerate(group.padded):
             for place, rows, dirty in padded:
                 says = None if not dirty else Problem("differs", f"has {dirty} numbers other than 0 in {rows} padded "
@@ -304,7 +307,7 @@ class Stages:
         self, context: EventContext, facts: StageFacts, stage: int, ran: tuple[Ran, ...]
     ) -> Iterator[Comparison]:
         """Compare the relays that a stage received in this event with what they must have."""
-        right, answer = _expected(context, facts), context.subject.answer
+        right, answer = _relays_due(context, facts), context.subject.answer
         found: dict[str, tuple[int, ...]] = {}
         for one in ran:
             found |= dict(zip(one.requests, one.relayed, strict=False))
@@ -314,7 +317,7 @@ class Stages:
             yield compared(self, context, place, sum(len(right[name]) for name in same), 0)
         for name in (name for name in right if name not in same):
             mine = found.get(name)
-            says = "received no relay of the request" if mine is None else _differing(context, mine, right[name])
+            says = "received no relay of the request" if mine is None else _wrong_field(context, mine, right[name])
             yield compared(self, context, place, len(right[name]), 1, Problem("differs", f"stage {stage} {says}"),
                            request=name, rank=stage)  # fmt: skip
 
@@ -333,7 +336,7 @@ def _told(steps: Sequence[Due], number: int) -> str:
     return f"{action} micro-batch {micro_batch} with {', '.join(names) or 'no request'} at tick {tick}"
 
 
-def _expected(context: EventContext, facts: StageFacts) -> Mapping[str, tuple[int, ...]]:
+def _relays_due(context: EventContext, facts: StageFacts) -> Mapping[str, tuple[int, ...]]:
     """Request -> the row of its relay: micro-batch, place in it, values."""
     event, answer = context.event, context.subject.answer
     if isinstance(answer, Drafted) and isinstance(event, Draft):
@@ -353,7 +356,7 @@ def _expected(context: EventContext, facts: StageFacts) -> Mapping[str, tuple[in
     return {}
 
 
-def _differing(context: EventContext, found: tuple[int, ...], right: tuple[int, ...]) -> str:
+def _wrong_field(context: EventContext, found: tuple[int, ...], right: tuple[int, ...]) -> str:
     """The first field of a relay that differs."""
     kind = type(context.subject.answer)
     names = ["micro-batch", "row"]

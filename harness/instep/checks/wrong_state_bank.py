@@ -29,7 +29,7 @@ CHAIN = NamedMistake("tree-as-chain", "takes the tree for a chain: holds rows 0 
 def branches(folding: Folding, path: Sequence[int]) -> list[Wrong]:
     """The states after every node off the path, and after rows in order. path: accepted nodes, root first.
 
-    The state after an earlier node of the path is the state of a smaller count of tokens (`wrong_state_bank.py`).
+    The state after an earlier node of the path is the state of a smaller count of tokens, another row of the bank.
     """
     assert folding.parents is not None, "asked of trees alone"
     found = [Wrong(known, fold(folding.tokens, folding.base, nodes)[0]) for known, nodes in

@@ -3,7 +3,7 @@
 The power follows from the same runs. A slip of size s moves every error by s times the truth, so the sums of a correct
 engine tell which s would have been found (`Samples.judged`); tests plant real slips. In 16 bits a slip changes only the
 numbers that round to another neighbour, so there no power follows.
-Leaves out: the engines (`allowance_use.py`), and the other checks, which see single events (`allowance_use.py`).
+Leaves out: the engines, and the other checks, which see single events (both in `allowance_use.py`).
 """
 
 from collections.abc import Mapping

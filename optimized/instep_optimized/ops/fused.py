@@ -212,7 +212,7 @@ def window_gdn(
 
 
 def serves_windows(parts: tuple[Part, ...], dtype: torch.dtype) -> bool:
-    """Return whether the op supports these parts with rows in dtype. 32-bit rows gain nothing from it."""
+    """Whether `WindowGdn` supports rows in this dtype of these parts. 32-bit rows gain nothing from it."""
     chains = len(parts) > 0 and all(part.form == "window" and part.parents is None for part in parts)
     return chains and dtype.itemsize == 2
 
@@ -222,7 +222,7 @@ def verify_gdn(
     A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, parts: tuple[Part, ...],
     dtype: torch.dtype, to: tuple[Place, ...], row: Recurrence = GDN, bounds: Bounds = NONE,
 ) -> torch.Tensor:  # fmt: skip
-    """Run `VerifyGdn` if it `serves_verify`; else the conv and `WindowGdn`, if that serves_verify; else the parts.
+    """Run `VerifyGdn` if `serves_verify`; else the conv and `WindowGdn` if `serves_windows`; else the parts.
 
     bounds: `beta_bound` of `MakeGdnInputs`, if it is not 1; then the parts
     """
@@ -237,7 +237,7 @@ def verify_gdn(
 
 
 def serves_verify(windows: tuple[Part, ...], parts: tuple[Part, ...], dtype: torch.dtype) -> bool:
-    """Return whether the op supports these parts with rows in dtype."""
+    """Whether `VerifyGdn` supports rows in this dtype of these parts."""
     return serves_windows(windows, dtype) and serves_windows(parts, dtype) and all(map(apart, windows))
 
 

@@ -239,7 +239,7 @@ class Labelled:
 
 
 def relabelled(trace: Trace, recurrence: str = USUAL) -> Labelled:
-    """The trace in stamps, for the model of `stamped_trace.py` with as many requests, and this recurrence."""
+    """The trace in stamps, for the model of this file with as many requests, and this recurrence."""
     trace.header.must_have_one_engine(f"{trace.path.name} line 1")
     events, names = trace.events, tuple(event.request for event in trace.events if isinstance(event, e.Admit))
     made = config(len(names), mtp_layers=min(trace.header.heads, 1), recurrence=recurrence)

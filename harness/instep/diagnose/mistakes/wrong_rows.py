@@ -30,7 +30,7 @@ MOST_TRIED = 99  # rows whose choices count as tries, so that their number stays
 
 
 def result_rows(case: Case) -> Iterator[Explanation]:
-    """Rows, heads and columns of a place, and heads of a state (others: `wrong_rows.py`)."""
+    """Rows, heads and columns of a place, and heads of a state."""
     if case.component not in STANDS and case.right.dim() > 1:
         others = [*case.rights(), *_of_forward_before(case)]
         if case.granted is None:

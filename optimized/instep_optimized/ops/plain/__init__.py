@@ -53,7 +53,7 @@ PLAIN = Ops(
     rounds=rounds,
     **ops_of(
         argmax_and_acceptance, attend, causal_conv, copy_units, embed_norm_linear_head, gdn, grow_draft_tree, mlp,
-        rerun_ring, rerun_ring, residual_streams, row_places_and_lengths, top_k_top_p_sampling,
+        rerun_ring, residual_streams, row_places_and_lengths, top_k_top_p_sampling,
     ),
     keeps="update",
     trees=True,
