@@ -15,11 +15,9 @@ from instep.checks import known_wrong_states, recomputed_values, wrong_state_ban
 from instep.checks.known_wrong_states import Directed, Looked, look, scene_of
 from instep.checks.wrong_ring_states import _with_their_decays, _without_beta, unstored_updates, wrong_parts
 from instep.checks.wrong_state_inputs import EVERY_COUNT_UP_TO, Scene, Wrong, add, step
-from instep.diagnose.mistakes import delta_rule, delta_rule_variants, wrong_states
-from instep.diagnose.mistakes.delta_rule_with_hooks import Call
+from instep.diagnose.mistakes import wrong_states
 from instep.finding_problem import Explained, NamedMistake
 from instep.oracle.miscounted_states import lacking_oldest
-from instep.oracle.single_layer_run import LayerWork
 from instep.oracle.states_with_folded_tokens import Run
 from instep.verdict import UNDECIDABLE, Comparison
 from instep_reference.contract.place_names import Place
@@ -276,90 +274,3 @@ def test_own_rows_replace_those_of_the_truth_except_the_wrong_ones() -> None:
     for component, own in (("state", {"k": 1, "update": 1}), ("update", {"k": 1, "update": 0})):
         made = wrong_states._own(piece, SimpleNamespace(component=component))  # type: ignore[arg-type]
         assert {place.component: int(rows) for place, rows in made.folding.tokens.places.items()} == own  # type: ignore[union-attr]
-
-
-# -- the delta rule --------------------------------------------------------------------------------------
-
-
-def call(rows: int, keys: int = 2) -> Call:
-    """A call with two value heads for each key head."""
-    q, k = drawn(rows, keys, K), drawn(rows, keys, K)
-    return Call(q, k, drawn(rows, HV, V), -drawn(rows, HV), drawn(rows, HV), drawn(HV, K, V))
-
-
-def test_blocks_have_edges_inside_a_call_alone() -> None:
-    sizes = delta_rule_variants.BLOCKS
-    for rows, count in ((sizes[0], 0), (sizes[0] + 1, 1), (sizes[1], 1), (sizes[1] + 1, 2)):
-        assert len([*delta_rule_variants.at_edges(lambda *given: given[1])(call(rows))]) == count
-
-
-def test_gates_by_key_head_are_those_of_its_number() -> None:
-    given = call(2)
-    for modulo, heads in ((False, [0, 0, 1, 1]), (True, [0, 1, 0, 1])):
-        (one,) = delta_rule_variants.by_key_head("beta", modulo=modulo)(given)
-        assert torch.equal(one.call.beta, given.beta[:, heads])
-    assert not [*delta_rule_variants.by_key_head("beta", modulo=False)(call(2, HV))]
-
-
-def test_decays_of_channels_are_those_of_values_where_keys_are_as_wide() -> None:
-    for keys, values, channels, tried in ((K, V, True, 0), (V, V, False, 0), (V, V, True, 1)):
-        decays = -drawn(2, HV, keys) if channels else -drawn(2, HV)
-        given = Call(drawn(2, HV, keys), drawn(2, HV, keys), drawn(2, HV, values), decays, drawn(2, HV),
-                     drawn(HV, keys, values))  # fmt: skip
-        assert len([*delta_rule_variants.decays_of_values()(given)]) == tried
-
-
-def test_the_other_result_of_a_call_is_judged_if_errors_of_it_are_granted(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, found = list[str](), [SimpleNamespace(granted=1), SimpleNamespace(granted=None), None]
-    piece: Any = SimpleNamespace(writes_state=True, place=lambda component: asked.append(component) or component)
-    case: Any = SimpleNamespace(component="state", piece=piece, finding=value(place="state"), context=None, oracle=None,
-                                history=None)  # fmt: skip
-    for other in found:
-        monkeypatch.setattr(delta_rule, "case_of", lambda *given, other=other: other)
-        assert delta_rule._other(case) is (other if other is found[0] else None)
-    case.component = "core"
-    delta_rule._other(case)
-    assert asked == ["core"] * 3 + ["state"]
-    piece.writes_state = False
-    assert delta_rule._other(case) is None
-
-
-def test_a_state_with_some_zeros_may_be_another_one() -> None:
-    given = call(2)
-    change = delta_rule_variants.other_state(delta_rule_variants.of_another_head)
-    given.state[0, 0, 0] = 0
-    found = [one.call.state for one in change(given)]
-    assert same(found, [given.state.roll(by, 0) for by in (1, 2, 3)])
-    given.state.zero_()
-    assert not [*change(given)]
-
-
-def test_a_mistake_in_half_of_a_recurrence_is_named_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three mistakes: one accounts for the read-outs alone, one for the state, too, and one for nothing."""
-    own, names = delta_rule, ("alone", "both", "neither")
-    monkeypatch.setattr(own, "_commits", lambda case: False)
-    monkeypatch.setattr(own, "_of_layer", lambda case: (None, 2))
-    monkeypatch.setattr(own, "listed", lambda call: ())
-    monkeypatch.setattr(own, "candidates", lambda call, listed: names)
-    monkeypatch.setattr(own, "explanation", lambda name, take: value(sentence=name, _replace=lambda sentence: sentence))
-    for component, other, said in (("core", "state", "the read-outs"), ("state", "core", "the state")):
-        fits = {component: {"alone", "both"}, other: {"both"}}
-        monkeypatch.setattr(own, "agrees", lambda case, one, fits=fits: one.sentence in fits[case.component])
-        monkeypatch.setattr(own, "_other", lambda case, other=other: SimpleNamespace(component=other))
-        case: Any = SimpleNamespace(component=component, granted=torch.ones(1))
-        assert [one.sentence for one in own.recurrence(case)] == ["both", "neither"]
-        halves: list[Any] = [*own.half_of_recurrence(case)]
-        assert halves == [f"alone, in {said} alone"]
-
-
-def test_only_results_of_a_layer_are_computed_from_its_rows() -> None:
-    """A conv's rows in the same layer have no recurrence."""
-    for component in ("mixed", "core"):
-        asked = list[str]()
-        work = LayerWork("trunk", 0, torch.zeros(1, 1), 0)
-        case = SimpleNamespace(component=component, piece=SimpleNamespace(work=work), own=asked.append)
-        assert delta_rule._of_layer(case) is None  # type: ignore[arg-type]
-        assert bool(asked) is (component == "core")
-        case.piece.work = None
-        asked.clear()
-        assert delta_rule._of_layer(case) is None and not asked  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from instep_reference.contract.declared_rounding import Blocked
 from instep_reference.trunk import WithState
 from instep_reference.weights import GdnWeights
 
-from ...checks.wrong_state_inputs import turned
+from ...checks.wrong_state_inputs import fade, turned
 from ...finding_problem import Mistake as Entry
 from ...oracle.declared_product_rounding import FOLDED, FOLDED_WHOLE
 from ...oracle.single_layer_run import LayerWork
@@ -66,19 +66,18 @@ def listed(call: Call, names: Collection[str] | None = None) -> Listed:
 
 def candidates(call: Call, forms: Listed) -> Iterator[Candidate]:
     """Carry each form through the rows, one after the other; some that only change inputs are carried at once."""
-    changed = iter([variant.call for _, variant in forms if variant.walk is None])
-    size = max(TOGETHER // max(call.state.numel() * (len(call.v) + 1), 1), 1)
-    done = (walked for calls in iter(lambda: list(islice(changed, size)), []) for walked in _together(calls))
+    changed = iter([variant.call for _, variant in forms if variant.walk is walk])
+    size = max(TOGETHER // (call.state.numel() * (len(call.v) + 1)), 1)
+    done = (walked for calls in iter(lambda: list(islice(changed, size)), []) for walked in _together(call, calls))
     for mistake, variant in forms:
-        yield Candidate(mistake, variant, next(done) if variant.walk is None else variant.walk(variant.call))
+        yield Candidate(mistake, variant, next(done) if variant.walk is walk else variant.walk(variant.call))
 
 
-def _together(calls: Sequence[Call]) -> Iterator[Walked]:
-    """The right recurrence over several calls of as many rows at once."""
-    every = [spread(call) for call in calls]
-    stacked: Any = {name: torch.stack([getattr(call, name) for call in every]) for name in (*ROWS, "state")}
-    done = walk(Call(**stacked, parents=calls[0].parents, recalls=calls[0].recalls))
-    yield from (Walked(*parts) for parts in zip(*done, strict=True))
+def _together(call: Call, changed: Sequence[Call]) -> Iterator[Walked]:
+    """The right recurrence over a call with several changes of its inputs at once."""
+    every = [spread(one) for one in changed]
+    stacked: Any = {name: torch.stack([getattr(one, name) for one in every]) for name in (*ROWS, "state")}
+    yield from (Walked(*parts) for parts in zip(*walk(replace(call, **stacked)), strict=True))
 
 
 # -- the catalogue -------------------------------------------------------------------------------------
@@ -185,9 +184,9 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake("cleared-by-block", "starts from zero at every block of {} tokens",
             form.at_edges(lambda _, after, __: torch.zeros_like(after))),
     Mistake("forgotten-by-block", "drops the state from before the block at the end of every block of {} tokens",
-            form.at_edges(lambda before, after, decay: after - decay.exp() * before)),
+            form.at_edges(lambda before, after, decay: after - fade(before, decay))),
     Mistake("undecayed-by-block", "does not decay the state from before the block over a block of {} tokens",
-            form.at_edges(lambda before, after, decay: after + (1 - decay.exp()) * before)),
+            form.at_edges(lambda before, after, decay: after + before - fade(before, decay))),
     Mistake("last-decays-dropped", "lacks the decay of the {}", form.last_decays_dropped),
     Mistake("decay-of-running-sums", "its decays are exp(G_t) exp(-G_t-1) of running sums G{}, which are not finite "
             f"where a sum passes {-OVERFLOWS:.1f}", form.of_running_sums),

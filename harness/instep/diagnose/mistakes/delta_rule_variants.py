@@ -11,7 +11,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 import torch
 
-from ...checks.wrong_state_inputs import fade, read, write
+from ...checks.wrong_state_inputs import add, fade, read, write
 from ...oracle.storage_rounding import rounded as as_stored
 from .delta_rule_with_hooks import ROWS, Call, Row, Rows, Token, Walk, Walked, right, spread, walk
 from .finding_case import in_16_bits, rounded
@@ -27,7 +27,7 @@ class Variant(NamedTuple):
 
     detail: str
     call: Call
-    walk: Walk | None = None  # None: the right one
+    walk: Walk = walk
 
     def nudged(self, most: float, generator: torch.Generator) -> Walked:
         """The result on inputs that are each moved by a draw, at most by this part of themselves."""
@@ -35,7 +35,7 @@ class Variant(NamedTuple):
             name: x * (1 + most * (2 * torch.rand(x.shape, generator=generator, dtype=x.dtype) - 1))
             for name, x in ((name, getattr(self.call, name)) for name in (*ROWS, "state"))
         }
-        return (self.walk or walk)(replace(self.call, **inputs))
+        return self.walk(replace(self.call, **inputs))
 
 
 Forms = Callable[[Call], Iterator[Variant]]
@@ -73,7 +73,8 @@ def recall_missing(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
 def beta_in_part(call: Call, erases: bool) -> Iterator[Variant]:
     """Beta, where it may exceed 1, is limited to 1 for what a token erases, or for what it writes."""
     def token(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
-        faded, (erased, written) = fade(state, row.log_decay), (row.beta, row.beta.clamp(max=1))[:: 1 - 2 * erases]
+        faded, limited = fade(state, row.log_decay), row.beta.clamp(max=1)
+        erased, written = (limited, row.beta) if erases else (row.beta, limited)
         update = written[..., None] * row.v - erased[..., None] * read(faded, row.k)
         after = write(faded, row.k, update)
         return read(after, row.q), update, after
@@ -160,9 +161,9 @@ def _rounding_run_again(call: Call, dtype: torch.dtype) -> Walked:
     call = spread(call)
     done, states = walk(call), [call.state]
     for t in range(len(call.v)):
-        states.append(rounded(write(fade(states[-1], call.log_decay[t]), call.k[t], done.update[t]), dtype))
+        states.append(rounded(add(states[-1], call.k[t], call.log_decay[t], done.update[t]), dtype))
     core = [read(state, q) for state, q in zip(states[1:], call.q, strict=True)]
-    return Walked(torch.stack(core) if core else done.core, done.update, torch.stack(states))
+    return Walked(torch.stack(core), done.update, torch.stack(states))
 
 
 @forms
@@ -210,14 +211,12 @@ def _without_last(call: Call, there: float) -> Walked:
 
 def _in_blocks(call: Call, size: int, edge: Edge) -> Walked:
     """The right rows, but `edge` changes the state after each full block of rows."""
-    call, parts = replace(spread(call), parents=()), list[Walked]()
-    state = call.state
-    for begin in range(0, len(call.v), size):
-        rows = {name: getattr(call, name)[begin : begin + size] for name in ROWS}
-        done = walk(Call(**rows, state=state, recalls=call.recalls))
-        if len(rows["v"]) == size:
-            total = rows["log_decay"].sum(0)  # [HV], or [HV, K]
-            state = edge(state, done.states[-1], total[(..., *(None,) * (3 - total.ndim))])
+    state, parts = call.state, list[Walked]()
+    for rows in zip(*(getattr(call, name).split(size) for name in ROWS), strict=True):
+        block = replace(call, **dict(zip(ROWS, rows, strict=True)), state=state)
+        done = walk(block)
+        if len(block.v) == size:
+            state = edge(state, done.states[-1], block.log_decay.sum(0))
             done = done._replace(states=torch.cat((done.states[:-1], state[None])))
         parts.append(done)
     return Walked(torch.cat([part.core for part in parts]), torch.cat([part.update for part in parts]),
@@ -243,7 +242,7 @@ def last_decays_dropped(call: Call) -> Iterator[Variant]:
 
 def of_running_sums(call: Call) -> Iterator[Variant]:
     count = len(call.v)
-    for size in dict.fromkeys((*[size for size in SUMMED if size < count], count)):
+    for size in (*[size for size in SUMMED if size < count], count):
         parts = []
         for begin in range(0, count, size):
             sums = call.log_decay[begin : begin + size].float().cumsum(0)
@@ -262,25 +261,23 @@ def _put(call: Call, detail: str = "", **rows: Any) -> Variant:
 @forms
 def rows_off(call: Call, by: int, *names: str) -> Iterator[Variant]:
     """Row t takes row t - by. If there is none, it takes row 0 or the last, zeros, or a row of another sequence."""
-    count = len(call.v)
-    at = torch.arange(count) - by
-    outside = (at < 0) | (at >= count)
-    own = {name: getattr(call, name) for name in names}
-    edges: list[Rows] = [] if outside.all() else [
-        {name: x[at.clamp(0, count - 1)] for name, x in own.items()},
-        {name: torch.zeros_like(x) for name, x in own.items()},
-    ]
-    if edges and by > 0:  # an index below 0 is one from the end
-        edges.append({name: x[at % count] for name, x in own.items()})
-    edges += [{name: near[name].expand_as(x) for name, x in own.items()}
-              for near in (call.before if by > 0 else call.after) if abs(by) == 1]  # fmt: skip
-    launched = (call.launched_before if by > 0 else call.launched_after) if abs(by) == 1 else ()
-    yield from (_put(call, "", **{name: each[name] for name in names}) for each in launched)
-    if launched and by > 0:
-        yield _put(call, "", **{name: torch.zeros_like(x) for name, x in own.items()})
+    own, earlier, far = {name: getattr(call, name) for name in names}, by > 0, abs(by)
+    near, launched = (call.before, call.launched_before) if earlier else (call.after, call.launched_after)
+    edges: list[Rows] = []
+    if far < len(call.v):
+        edges += [{name: x[:1] if earlier else x[-1:] for name, x in own.items()},
+                  {name: torch.zeros_like(x[:1]) for name, x in own.items()}]  # fmt: skip
+        if earlier:  # an index below 0 is one from the end
+            edges.append({name: x[-far:] for name, x in own.items()})
+    if far == 1:
+        edges += near
+        yield from (_put(call, "", **{name: each[name] for name in names}) for each in launched)
+        if launched and earlier:
+            yield _put(call, "", **{name: torch.zeros_like(x) for name, x in own.items()})
     for edge in edges:
-        yield _put(call, "", **{name: torch.where(outside.view(-1, *[1] * (x.dim() - 1)), edge[name],
-                                              x[at.clamp(0, count - 1)]) for name, x in own.items()})  # fmt: skip
+        ends = {name: edge[name].expand_as(x[:far]) for name, x in own.items()}
+        yield _put(call, "", **{name: torch.cat((ends[name], x[:-far]) if earlier else (x[far:], ends[name]))
+                            for name, x in own.items()})  # fmt: skip
 
 
 @forms

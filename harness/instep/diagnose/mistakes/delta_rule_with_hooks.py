@@ -88,31 +88,27 @@ Walk = Callable[[Call], Walked]
 # -- the recurrence ------------------------------------------------------------------------------------
 
 
-def walk(call: Call, token: Token | None = None, count: int | None = None) -> Walked:
-    """Carry the state through the rows, or the first `count` of them; `token`: another recurrence of one row."""
-    call = spread(call)
-    channels = call.log_decay.ndim > 2 and call.log_decay.shape[-2:] == call.k.shape[-2:]
-    axes = {"q": -3, "k": -3, "v": -3, "log_decay": -3 if channels else -2, "beta": -2}
-    rows = list(zip(*(getattr(call, name).movedim(axes[name], 0) for name in ROWS), strict=True))[:count]
-    states, core, updates = [call.state], list[Tensor](), list[Tensor]()
-    for number, row in enumerate(rows):
-        parent = call.parents[number] if call.parents else number - 1
-        read, update, after = (token or right)(states[parent + 1], Row(*row)._replace(recalls=call.recalls))
-        core.append(read)
-        updates.append(update)
-        states.append(after)
-    if not rows:
-        return Walked(torch.zeros_like(call.v[..., :0, :, :]), torch.zeros_like(call.v[..., :0, :, :]),
-                      call.state.unsqueeze(-4))  # fmt: skip
-    return Walked(torch.stack(core, -3), torch.stack(updates, -3), torch.stack(states, -4))
-
-
 def right(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
     """S <- exp(log_decay) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = S^T q."""
     faded = fade(state, row.log_decay)
     update = row.update(faded)
     after = write(faded, row.k, update)
     return read(after, row.q), update, after
+
+
+def walk(call: Call, token: Token = right, count: int | None = None) -> Walked:
+    """Carry the state through the rows, or the first `count` of them; `token`: another recurrence of one row."""
+    call = spread(call)
+    axis = call.v.ndim - 3  # of the rows; the axis in front of it is that of several calls
+    rows = list(zip(*(getattr(call, name).movedim(axis, 0) for name in ROWS), strict=True))[:count]
+    states, core, updates = [call.state], list[Tensor](), list[Tensor]()
+    for row, parent in zip(rows, call.parents or range(-1, len(rows)), strict=False):
+        read, update, after = token(states[parent + 1], Row(*row)._replace(recalls=call.recalls))
+        core.append(read)
+        updates.append(update)
+        states.append(after)
+    none = call.v[..., :0, :, :]
+    return Walked(*(torch.stack(each, axis) if each else none for each in (core, updates, states)))
 
 
 def spread(call: Call) -> Call:
