@@ -29,7 +29,6 @@ from instep.diagnose.mistakes import (
     transformed_tensors,
     wrong_inputs,
     wrong_rows,
-    wrong_strides,
 )
 from instep.diagnose.mistakes.experts import Mixture
 from instep.diagnose.mistakes.finding_case import Compared, Explanation
@@ -44,8 +43,8 @@ from instep.watch.event_context import EventContext
 from instep.watch.memory_changes import pattern
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.declared_rounding import Blocked
-from instep_reference.contract.engine import Commit, Forward
-from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.engine import Forward
+from instep_reference.contract.place_names import STAGE_LEVEL, Place
 from instep_reference.contract.sampling import Sampling
 from instep_reference.controllers.vllm_counts_by_batch import ByTable
 from instep_reference.label_ledger import code, expand
@@ -305,47 +304,6 @@ def test_channels_of_latents_that_turn_are_stored_in_pairs(monkeypatch: pytest.M
     assert not [*rotary_and_visible_positions._of_pairs(case)]  # type: ignore[arg-type]
     one = [0, 1, 2, 4, 3, 5, 6]
     assert made == {"query": one + [7 + number for number in one], "down": [0, 1, 2, 3, 5, 4, 6]}
-
-
-def test_rows_with_a_wrong_stride_are_read_from_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 slots of 3 steps with two channels each; a subject with fewer slots than the trace has, and the last row."""
-    monkeypatch.setattr(wrong_strides, "rms_norm", lambda rows, weight, eps: rows)
-    units = torch.arange(24.0).view(4, 3, 2)
-    for slot, widths in ((2, {1: [2, 4], 2: [4, 6]}), (9, {1: [9, 11]}), (11, {})):
-        config = SimpleNamespace(drafter=lambda: SimpleNamespace(eps=0.0))
-        region = SimpleNamespace(units=units, by="slot", name="hidden")
-        case = SimpleNamespace(
-            context=SimpleNamespace(expected=SimpleNamespace(slots_after={"a": slot}), regions=[region]),
-            found=torch.zeros(2, 2),
-            finding=SimpleNamespace(request="a"),
-            weights=SimpleNamespace(config=config),
-        )
-        found = named_tensors(wrong_strides._by_stride(case, units, (0, 2)))  # type: ignore[arg-type]
-        rows = units.view(12, 2)
-        assert [one.tolist() for one in found.values()] == [rows[each].tolist() for each in widths.values()]
-        assert all(f"row r * {width} + t" in says for says, width in zip(found, widths, strict=True))
-
-
-def test_verified_rows_of_another_request_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows 3 and 4 of the target are those of request "b"; the draft head read rows 3 and 1, or the right ones."""
-    spans = [
-        SimpleNamespace(request=name, begin=begin, count=count) for name, begin, count in (("a", 0, 3), ("b", 3, 2))
-    ]
-    for name, made in (("row_spans", lambda context, stage: spans), ("_by_stride", lambda *given: ()),
-                       ("rms_norm", lambda rows, weight, eps: rows)):  # fmt: skip
-        monkeypatch.setattr(wrong_strides, name, made)
-    final = torch.randn(5, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    forward = SimpleNamespace(subject=SimpleNamespace(places={Place("trunk", AFTER_LAYERS, "final"): final}))
-    of, said = "the target's row 1 of request", 'row 1 reads {0} "a", not {0} "b"'
-    for taken, says in (([3, 1], [said.format(of)]), ([3, 4], [])):
-        finding = SimpleNamespace(place=Place("extend", STAGE_LEVEL, "post_normed"), request="b")
-        config = SimpleNamespace(drafter=lambda: SimpleNamespace(eps=0.0))
-        case: Any = SimpleNamespace(
-            history=SimpleNamespace(forward=forward), finding=finding, context=SimpleNamespace(event=Commit(("b",))),
-            oracle=object(), piece=SimpleNamespace(span=SimpleNamespace(nodes=(0, 1))), found=final[taken],
-            weights=SimpleNamespace(draft=SimpleNamespace(norm_hidden=None), config=config))  # fmt: skip
-        found = named_tensors(wrong_strides.addresses(case))
-        assert [*found] == says and all(torch.equal(wrong, final[taken]) for wrong in found.values())
 
 
 def test_decays_of_other_heads_and_layers_are_those_of_the_formula() -> None:

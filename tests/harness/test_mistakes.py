@@ -25,12 +25,11 @@ from instep.diagnose.mistakes import (
     rotary_and_visible_positions,
     selective_states,
     wrong_memory,
-    wrong_ranks,
     wrong_rows,
 )
 from instep.diagnose.mistakes.delta_rule import MISTAKES as CATALOGUE
 from instep.diagnose.mistakes.delta_rule import candidates, listed
-from instep.diagnose.mistakes.delta_rule_with_hooks import ROWS, Call, walk
+from instep.diagnose.mistakes.delta_rule_with_hooks import Call, walk
 from instep.diagnose.mistakes.finding_case import Compared
 from instep.diagnose.mistakes.step_controller import RULES
 from instep.diagnose.mistakes.transformed_tensors import appearance
@@ -210,27 +209,7 @@ def test_the_right_recurrence_of_the_catalogue_is_that_of_the_reference() -> Non
             torch.testing.assert_close(found, right)
 
 
-def test_a_tree_goes_on_from_its_parents() -> None:
-    call = replace(sample(), parents=(-1, 0, 0, 1, -1))
-    alone = replace(call, parents=(), **{name: getattr(call, name)[[0, 2]] for name in ROWS})
-    torch.testing.assert_close(walk(call).states[3], walk(alone).states[2])
-
-
 # -- explanations of other results, each alone ---------------------------------------------------------
-
-
-def test_narrow_numbers_are_rounded_ones_if_all_that_are_wrong_are_near() -> None:
-    """3 rows of 8 columns; the first row has numbers that every dtype has."""
-    right = torch.randn(3, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    right[0] = torch.arange(8.0)
-    narrow = right.bfloat16().float()
-    far, wide = narrow.clone(), narrow.clone()
-    far[2] = 64.0
-    wide[2] *= 1 + 1e-5
-    for found, says in ((narrow, ["as if stored in bfloat16"]), (far, []), (wide, []), (right.float(), [])):
-        case = SimpleNamespace(component="hidden", found=found, right=right, granted=(1e-6, torch.full((3,), 1e-7)),
-                               context=SimpleNamespace(log=SimpleNamespace(poison=None)))  # fmt: skip
-        assert [one.sentence for one in appearance(case) if "stored" in one.sentence] == says
 
 
 def test_labels_that_several_ranks_add_are_multiples() -> None:
@@ -497,21 +476,6 @@ def test_the_last_layer_before_a_final_norm_is_its_input() -> None:
     case = SimpleNamespace(pieces=pieces, finding=SimpleNamespace(place=place, request="a"))
     found = norms._before_final(case)  # type: ignore[arg-type]
     assert found is not None and torch.equal(found, hidden[1].double())
-
-
-def test_embeddings_of_a_rank_are_missing_only_if_it_has_a_token() -> None:
-    """6 tokens of the vocabulary over 2 ranks."""
-    table = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
-    weights = SimpleNamespace(embedding=table, config=SimpleNamespace(vocab=6))
-    lacks, more = "lacks the embedding of rank {}'s tokens", "has the embedding of token {}, rank {}'s first one, added"
-    for tokens, says in (([0, 4], {lacks.format(0), lacks.format(1), more.format(0, 0), more.format(3, 1)}),
-                         ([1, 2], {lacks.format(0), more.format(3, 1)})):  # fmt: skip
-        case = SimpleNamespace(component="embedding", weights=weights, right=table[tokens])
-        made = {one.sentence: one.wrong for one in wrong_ranks._tokens(case, 2)}  # type: ignore[arg-type]
-        assert made.keys() == says
-        own = torch.tensor(tokens)[:, None] < 3
-        assert torch.equal(made[lacks.format(0)], table[tokens] * ~own)
-        assert torch.equal(made[more.format(3, 1)], table[tokens] + table[3] * own)
 
 
 def test_the_label_of_a_row_is_its_first_one() -> None:

@@ -24,7 +24,6 @@ from instep.diagnose.mistakes import (
     wrong_inputs,
     wrong_labels,
     wrong_memory,
-    wrong_ranks,
     wrong_rows,
     wrong_weights,
 )
@@ -57,7 +56,7 @@ def drawn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
 
 
-# -- experts and ranks -----------------------------------------------------------------------------------
+# -- experts ---------------------------------------------------------------------------------------------
 
 
 def test_the_experts_of_a_row_are_added_to_a_shared_one_without_its_gate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,41 +147,6 @@ def test_experts_over_latents_may_read_scaled_ones() -> None:
         latents = right[row, :, None] * (to @ x[row])
         parts = sum(dense(expert, each) for expert, each in zip(routed, latents, strict=True))
         assert torch.allclose(wrong[row], parts @ back.T + dense(shared, x[row]))
-
-
-@pytest.mark.parametrize(("size", "differing", "alone"), [(3, (1,), [0, 1, 2]), (3, (1, 2), [1, 2]), (2, (1,), [])])
-def test_a_partial_sum_may_be_there_alone(
-    size: int, differing: Any, alone: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If all ranks differ, the partial sum of rank 0 alone is what is left without a sum over the ranks."""
-    parts = [drawn(2, 2) + rank for rank in range(size)]
-    monkeypatch.setattr(wrong_ranks, "_parts", lambda case, size: (parts, None))
-    facts: Any = SimpleNamespace(size=size, replicas=[value(rank=rank, place=KEY, differing=1) for rank in differing])
-    case: Any = SimpleNamespace(right=sum(parts), finding=SimpleNamespace(place=KEY))
-    found = named_tensors(wrong_ranks._sums(case, facts))
-    sums = {f"is the partial sum of rank {rank} alone": parts[rank] for rank in alone}
-    assert {says for says in found if "alone" in says} == sums.keys()
-    assert all(torch.equal(found[says], part) for says, part in sums.items())
-    assert ("lacks the sum over the ranks: it is the partial sum of rank 0" in found) is (len(differing) == size - 1)
-
-
-def test_a_rank_holds_its_half_of_the_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 experts on two ranks; each row takes an expert of each rank."""
-    every, weights = (
-        [MlpWeights(*one) for one in drawn(4, 3, 2, 2)],
-        torch.tensor([[1.0, 0, 0.5, 0], [0, 2.0, 0, 0.25]]),
-    )
-    weighed = weights.double()
-    mixture = SimpleNamespace(mlp=SimpleNamespace(experts=every), top=2, config=SimpleNamespace(norm_topk=True),
-                              shares=lambda top, normed: None, weighed=lambda share: weighed)  # fmt: skip
-    monkeypatch.setattr(wrong_ranks, "mixture", lambda case: mixture)
-    x, right = drawn(2, 2), drawn(2, 2) * 3
-    case: Any = SimpleNamespace(component="mlp", right=right, own=lambda name: x)
-    found = named_tensors(wrong_ranks._experts(case, 2))
-    for rank, numbers in enumerate(((0, 1), (2, 3))):
-        part = sum(weighed[:, [number]] * dense(every[number], x) for number in numbers)
-        assert torch.allclose(found[f"has the experts of rank {rank} twice"], right + part)
-        assert torch.allclose(found[f"lacks the experts of rank {rank}"], right - part)
 
 
 def test_projections_are_confused_with_others_of_their_shape() -> None:

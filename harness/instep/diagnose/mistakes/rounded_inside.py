@@ -22,9 +22,10 @@ from .wrong_weights import in_place, layer_of
 
 def shares(case: Case) -> Iterator[Explanation]:
     work = None if case.piece is None else case.piece.work
-    own = [case.own(name) for name in ("query", "key", "value")] if case.component == "attended" else []
-    query, key, value = own or (None, None, None)
-    if not isinstance(work, LayerWork) or query is None or key is None or value is None:
+    if case.component != "attended" or not isinstance(work, LayerWork):
+        return
+    query, key, value = (case.own(name) for name in ("query", "key", "value"))
+    if query is None or key is None or value is None:
         return
     keys, values = key, value
     if isinstance(work.memory, AttentionMemory):
@@ -70,8 +71,9 @@ def products(case: Case) -> Iterator[Explanation]:
     """Rounded weights, alone and with rounded rows, and a rounded result."""
     for name in PRODUCTS.get(case.component, ()) if case.piece is not None else ():
         rows = case.own(name)
-        for said, narrow in NARROW.items() if rows is not None else ():
-            assert rows is not None
+        if rows is None:
+            continue
+        for said, narrow in NARROW.items():
             weights = _narrowed(case.weights, case, narrow)
             for what, changes in (("its weight", {}), ("both operands", {name: rounded(rows, narrow)})):
                 wrong = case.again(changes, weights=weights)

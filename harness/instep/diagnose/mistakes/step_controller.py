@@ -26,7 +26,7 @@ from ...watch.event_context import EventContext
 from .source_slips import of_function, slipped
 
 MOST = 3  # rules that may fit at most; more of them explain nothing
-MOST_SLIPS = 2  # of these
+MOST_SLIPS = 2  # the same for slips, without a rule
 CONTROLLERS = "instep_reference.controllers"
 Counts = Callable[[Sequence[int]], Sequence[int]]  # accepted drafts per request of a commit -> counted drafts
 Coming = tuple[int, int]  # requests whose root is known, and all with a slot
@@ -108,14 +108,17 @@ def wrong_rule(steps: Steps, history: Sequence[Told], found: int) -> Explained |
     fitting = [rule.known() for rule in RULES if wishes(steps, rule, history, found)]
     if len(fitting) > MOST:
         return None
-    slips, told = _one_slip(steps, history, found), list[str]()
-    if fitting and slips:
-        told.append(f"a slip in the rule, at any of {len(slips)} places" if len(slips) > 1 else slips[0].says)
-    elif not fitting and not 0 < len(slips) <= min(MOST, MOST_SLIPS):
+    slips = _one_slip(steps, history, found)
+    alike = [one.says for one in slips]
+    if fitting and len(slips) > 1:
+        alike = [f"a slip in the rule, at any of {len(slips)} places"]
+    elif not fitting and len(slips) > MOST_SLIPS:
         return None
-    fitting = fitting or slips
-    first, *others = (*(one.says for one in fitting), *told)
-    return Explained.any_of(fitting, first + (f" [equal: {'; '.join(others)}]" if others else ""))
+    told = [*(one.says for one in fitting), *alike]
+    if not told:
+        return None
+    first, *others = told
+    return Explained.any_of(fitting or slips, first + (f" [equal: {'; '.join(others)}]" if others else ""))
 
 
 def _one_slip(steps: Steps, history: Sequence[Told], found: int) -> list[WrongContent]:

@@ -43,23 +43,18 @@ def _narrowed(case: Case) -> Iterator[Explanation]:
     if case.granted is None:
         return
     found, right = case.found.to("cpu", torch.float64), case.right.to("cpu", torch.float64)
-    rounded = right.to(case.found.dtype)
     slack = case.granted[1].max() * right.abs().max()
     for said, narrow in NARROW.items():
         if torch.finfo(narrow).bits >= torch.finfo(case.found.dtype).bits:
             continue
-        holds, held = (_cells_hold(case, narrow, x) for x in (case.found, rounded))
-        off = (found - right).abs()
-        near = cells(case.component, (off <= torch.finfo(narrow).eps * right.abs() + slack).double()).amin(-1) > 0
-        wrong = cells(case.component, off.square()).sum(-1) > 0
-        if not (holds & near & ~held & wrong).any() or not near[wrong].all() or (holds & held).all():
-            continue
-        if (holds | ~wrong).all():
+        holds, held = (_in_cells(case, x.to(narrow).to(x) == x) for x in (case.found, right.to(case.found.dtype)))
+        near = _in_cells(case, (found - right).abs() <= torch.finfo(narrow).eps * right.abs() + slack)
+        wrong = ~_in_cells(case, found == right)
+        if (wrong & ~held).any() and (holds & near)[wrong].all():
             yield Explanation(f"as if stored in {said}", found)
 
 
-def _cells_hold(case: Case, narrow: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
-    """Whether all numbers of each cell exist in that dtype."""
-    same = tensor.to(narrow).to(tensor.dtype) == tensor
-    held: torch.Tensor = cells(case.component, same.double()).amin(-1) > 0
-    return held
+def _in_cells(case: Case, numbers: torch.Tensor) -> torch.Tensor:
+    """Whether something is true of all numbers of a cell, for each cell."""
+    every: torch.Tensor = cells(case.component, numbers.to("cpu", torch.float64)).amin(-1) > 0
+    return every

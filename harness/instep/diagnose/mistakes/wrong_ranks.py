@@ -14,11 +14,11 @@ import torch
 from instep_reference.contract import shards
 from instep_reference.contract.shards import Segment, Shard
 from instep_reference.mlp import dense
-from instep_reference.weights import AttentionWeights, GdnWeights, LatentWeights, MlpWeights, MoeWeights, given
+from instep_reference.weights import LatentWeights, MlpWeights, MoeWeights, given
 
 from ...watch.rank_facts import RankFacts
 from .experts import mixture
-from .finding_case import Case, Explanation, in_16_bits
+from .finding_case import NARROW, Case, Explanation, rounded
 from .wrong_inputs import nearest
 from .wrong_weights import layer_of, with_mixer
 
@@ -38,22 +38,19 @@ OF_LOW_RANK = {
     "log_decay": {"A_log": "self_attn.A_log", "dt_bias": "self_attn.dt_bias"},
 }  # fmt: skip
 OF_LATENTS = {"query": {"query": "self_attn.q_proj.weight"}, "attended": {"up": "self_attn.kv_b_proj.weight"}}
-
-
-CHANNELS = ("qkv", "mixed")  # components whose columns are the rows of the weight
 MOST = 4  # ranks up to which every order is tried
 
 
 def ranks(case: Case) -> Iterator[Explanation]:
-    facts, group = case.context.ranks, case.context.group
-    if group is not None and case.piece is not None:
-        yield from _tokens(case, group.size)
-    if facts is None or case.piece is None:
+    if case.piece is None:
         return
-    yield from _sums(case, facts)
-    yield from _experts(case, facts.size)
-    yield from _weights(case, facts)
-    yield from _tokens(case, facts.size)
+    if case.context.group is not None:
+        yield from _tokens(case, case.context.group.size)
+    if (facts := case.context.ranks) is not None:
+        yield from _sums(case, facts)
+        yield from _experts(case, facts.size)
+        yield from _weights(case, facts.size)
+        yield from _tokens(case, facts.size)
 
 
 def _sums(case: Case, facts: RankFacts) -> Iterator[Explanation]:
@@ -63,13 +60,14 @@ def _sums(case: Case, facts: RankFacts) -> Iterator[Explanation]:
         return
     parts, by_others = made
     unlike = {one.rank for one in facts.replicas if one.place == case.finding.place and one.differing}
-    if len(unlike) == size - 1:
+    unsummed = len(unlike) == size - 1
+    if unsummed:
         yield Explanation("lacks the sum over the ranks: it is the partial sum of rank 0", parts[0])
     for rank, part in enumerate(parts):
         yield Explanation(f"has the partial sum of rank {rank} twice", case.right + part)
-        if size > 2 or not unlike:  # of two ranks that differ, the same as without the sum
+        if size > 2 or not unsummed:  # of two ranks that differ, the same as without the sum
             yield Explanation(f"lacks the partial sum of rank {rank}", case.right - part)
-        if size > 2 and (rank or len(unlike) < size - 1):  # of two ranks, the same as without the other one
+        if size > 2 and (rank or not unsummed):  # of two ranks, the same as without the other one
             yield Explanation(f"is the partial sum of rank {rank} alone", part)
     for rank, other in permutations(range(size), 2):
         yield Explanation(f"has the partial sum of rank {rank} in place of that of rank {other}",
@@ -84,10 +82,9 @@ def _sums(case: Case, facts: RankFacts) -> Iterator[Explanation]:
                               case.right - parts[rank] - parts[other] + both)  # fmt: skip
     yield Explanation("has every partial sum twice", 2 * case.right)
     yield Explanation("is the mean over the ranks, not the sum", case.right / size)
-    narrow = [dict(in_16_bits(part)) for part in parts]
-    for name in narrow[0].keys() & narrow[-1].keys():
-        rounded = torch.stack([one.get(name, part) for one, part in zip(narrow, parts, strict=True)]).sum(0)
-        yield Explanation(f"its partial sums are rounded to {name} before they are added", rounded)
+    for name, dtype in NARROW.items():
+        narrow = torch.stack([rounded(part, dtype) for part in parts]).sum(0)
+        yield Explanation(f"its partial sums are rounded to {name} before they are added", narrow)
 
 
 Parts = tuple[list[torch.Tensor], Callable[[int, int], torch.Tensor] | None]
@@ -126,9 +123,10 @@ def _parts(case: Case, size: int) -> Parts | None:
 
 def _experts(case: Case, size: int) -> Iterator[Explanation]:
     """Routed experts that several ranks have as a whole, or none, and experts that are cut as one block."""
-    x, mix = case.own("post_normed"), mixture(case)
-    if case.component != "mlp" or x is None or mix is None:
+    mix = mixture(case)
+    if mix is None:
         return
+    x = mix.x
     weighed, held = mix.weighed(mix.shares(mix.top, mix.config.norm_topk)), Segment(len(mix.mlp.experts))
     made = torch.stack([dense(expert, x) for expert in mix.mlp.experts])
     for rank in range(size) if held.fits(size) else ():
@@ -202,10 +200,10 @@ def _tokens(case: Case, size: int) -> Iterator[Explanation]:
                                   torch.cat([parts[rank] for rank in order], -1))  # fmt: skip
 
 
-def _weights(case: Case, facts: RankFacts) -> Iterator[Explanation]:
+def _weights(case: Case, size: int) -> Iterator[Explanation]:
     """Results of weights that a rank has of another one, or that are cut as one block instead of per segment."""
-    layer, config, size = layer_of(case), case.weights.config, facts.size
-    if layer is None or not isinstance(layer.mixer, GdnWeights | AttentionWeights | LatentWeights):
+    layer, config = layer_of(case), case.weights.config
+    if layer is None:
         return
     latents = isinstance(layer.mixer, LatentWeights)
     made = OF_LATENTS if latents else MADE_OF | OF_LOW_RANK if config.low_rank else MADE_OF
@@ -213,8 +211,6 @@ def _weights(case: Case, facts: RankFacts) -> Iterator[Explanation]:
         stored = f"model.layers.{case.finding.place.layer}.{name}"
         weight, shard = getattr(layer.mixer, field), shards.weight(config, stored)
         assert shard is not None, "every weight of the table is split"
-        if case.component in CHANNELS and (rows := facts.row(case.finding.place)) is not None:
-            shard = replace(rows, axis=0)
         short = name.split(".")[1]
         for rank, other in permutations(range(size), 2):
             wrong = _moved(weight, shard, size, {rank: shard.spans(other, size)})
@@ -223,8 +219,7 @@ def _weights(case: Case, facts: RankFacts) -> Iterator[Explanation]:
             wrong = _moved(weight, shard, size, {rank: shard.spans(other, size), other: shard.spans(rank, size)})
             yield from with_mixer(case, f"ranks {rank} and {other} have {short} of each other", layer, **{field: wrong})
         if len(shard.segments) > 1:
-            block = len(weight) // size
-            spans = {rank: (range(rank * block, (rank + 1) * block),) for rank in range(size)}
+            spans = {rank: (Segment(len(weight)).held(rank, size),) for rank in range(size)}
             wrong = _moved(weight, shard, size, spans)
             yield from with_mixer(case, f"the ranks have parts of {short} as one block, not of each segment", layer,
                                   **{field: wrong})  # fmt: skip

@@ -35,17 +35,14 @@ def addresses(case: Case) -> Iterator[Explanation]:
     if final is None or mine is None:
         return
     draft, eps = case.weights.draft, case.weights.config.drafter().eps
-    if not case.found.isfinite().all():
-        return
     sources = rms_norm(final.to("cpu", torch.float64), draft.norm_hidden, eps)
     apart = distance(case.found.to("cpu", torch.float64), sources)
     nearest = apart.argmin(1)
     due = [mine.begin + node for node in case.piece.span.nodes]
     taken = nearest.tolist()
-    if taken == due or len(taken) != len(due):
-        return
-    yield Explanation(_sentence(taken, due, mine, spans, case.piece.span.nodes), sources[nearest],
-                      float(len(sources)) ** len(due))  # fmt: skip
+    if taken != due:
+        yield Explanation(_sentence(taken, due, mine, spans, case.piece.span.nodes), sources[nearest],
+                          float(len(sources)) ** len(due))  # fmt: skip
 
 
 def _by_stride(case: Case, weight: torch.Tensor, nodes: tuple[int, ...]) -> Iterator[Explanation]:
@@ -56,22 +53,22 @@ def _by_stride(case: Case, weight: torch.Tensor, nodes: tuple[int, ...]) -> Iter
         if region.by != "slot" or units.dim() != 3 or units.shape[2:] != case.found.shape[1:] or units.is_complex():
             continue
         (pitch, step, _), begin = units.stride(), units.storage_offset()
-        for width in [width for width in range(1, units.shape[1] + 1) if width * step != pitch]:
-            at = begin + slot * width * step
-            if at + (max(nodes) + 1) * step > units.untyped_storage().nbytes() // units.element_size():
-                continue
-            taken = units.as_strided((max(nodes) + 1, units.shape[2]), (step, 1), at)[list(nodes)]
-            yield Explanation(
-                f"reads the verified rows with a wrong stride: it takes slot r, step t from row r * {width} + t, but "
-                f"slots of {region.name} are {pitch / step:g} rows apart",
-                rms_norm(taken.to("cpu", torch.float64), weight, case.weights.config.drafter().eps))  # fmt: skip
+        numbers = units.untyped_storage().nbytes() // units.element_size() - begin
+        rows = units.as_strided((numbers // step, units.shape[2]), (step, 1), begin)
+        for width in range(1, units.shape[1] + 1):
+            taken = [slot * width + node for node in nodes]
+            if width * step != pitch and max(taken) < len(rows):
+                says = f"reads the verified rows with a wrong stride: it takes slot r, step t from row r * {width} + t"
+                yield Explanation(
+                    f"{says}, but slots of {region.name} are {pitch / step:g} rows apart",
+                    rms_norm(rows[taken].to("cpu", torch.float64), weight, case.weights.config.drafter().eps))
 
 
 def _sentence(taken: list[int], due: list[int], mine: RowSpan, spans: list[RowSpan], nodes: tuple[int, ...]) -> str:
     row = spans.index(mine)
-    strides = {(other - node) / row for other, node in zip(taken, nodes, strict=True)} if row else set[float]()
-    if len(strides) == 1 and (stride := strides.pop()) == int(stride) and stride >= 0:
-        return f"reads the verified rows with a wrong stride: it takes row r, step t from row r * {int(stride)} + t"
+    stride = (taken[0] - nodes[0]) // row if row else -1
+    if stride >= 0 and taken == [row * stride + node for node in nodes]:
+        return f"reads the verified rows with a wrong stride: it takes row r, step t from row r * {stride} + t"
     told = [f"row {number} reads {_whose(other, spans)}, not {_whose(right, spans)}"
             for number, (other, right) in enumerate(zip(taken, due, strict=True)) if other != right]  # fmt: skip
     return ", ".join(told[:SHOWN])
