@@ -5,7 +5,6 @@ Leaves out: whole runs (`test_checks.py`, `test_ladder.py`), and formulas of exp
 
 import dataclasses
 import math
-from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,30 +13,21 @@ import torch
 
 from instep import tier_allowances
 from instep.checks import (
-    capacity,
     check_interface,
-    graph_replays,
     known_wrong_states,
-    op_call_contracts,
-    prefix_findings,
-    ranks,
     recomputed_values,
     unchanged_bytes,
-    unused_positions,
 )
-from instep.checks.declared_writes import Bounds
 from instep.checks.error_measurement import Spot, granted_error, measured
 from instep.checks.exact_labels import folded, states_of_window
 from instep.checks.experts import Experts
 from instep.checks.grown_trees import MISTAKES as TREES
-from instep.checks.leaks import Leaks
-from instep.checks.poison import Poison
 from instep.checks.tensor_and_choice_judgement import flips, judge
 from instep.checks.trace_bookkeeping import Identity
 from instep.diagnose.confirm_cause import _Climb, _until
 from instep.trace.request_table import RequestTable, Standing
 from instep.trace.write_bound import Bound, bound
-from instep.verdict import UNDECIDABLE, Comparison, Skipped, Tier, Verdict
+from instep.verdict import UNDECIDABLE, Comparison, Tier, Verdict
 from instep.watch.memory_changes import pattern
 from instep_reference.contract.capacity import Capacity
 from instep_reference.contract.engine import Draft, Forward, Idle, Load, Row
@@ -109,56 +99,6 @@ def test_picks_of_a_draft_head_are_those_of_its_kind() -> None:
     assert found == [21, 22] and [*Identity()._heads(given, 1, "b", 0)] == []
 
 
-# -- graphs ----------------------------------------------------------------------------------------------
-
-
-def replayed(**inputs: Any) -> Any:
-    """A replay whose host inputs are right, so that only the buffer can be wrong. inputs: name -> buffer, idle value"""
-    return SimpleNamespace(inputs={name: ([7], *both) for name, both in inputs.items()})
-
-
-def test_a_graph_of_an_idle_replica_serves_no_slot() -> None:
-    given = context(group=object(), expected=SimpleNamespace(slots_after={"a": 2}))
-    assert not [*graph_replays._slots(given, replayed(slots=([-1, -1], -1)), ())]
-    (says,) = graph_replays._slots(given, replayed(slots=([-1, 3], -1)), ())
-    assert says.startswith("the graph serves slot 3 on a replica that has no request")
-    (says,) = graph_replays._slots(given, replayed(slots=([3, -1], -1)), ("a",))
-    assert says == 'the graph serves request "a" in slot 3; the trace has it in slot 2'
-
-
-def test_a_row_of_a_mixed_batch_has_a_slot_for_its_kind_alone() -> None:
-    event = Forward((Row("a", "verify"), Row("b", "decode")))
-    given = context(event=event, expected=SimpleNamespace(slots_after={"a": 2, "b": 5}))
-    assert not [*graph_replays._kinds(given, replayed(kinds=([[2, -1], [-1, 5]], -1)), ("a", "b"))]
-    (says,) = graph_replays._kinds(given, replayed(kinds=([[], [5, 5]], -1)), ("a", "b"))
-    assert says == 'the graph has slot 5 for a verify of request "b"; the trace has -1'
-
-
-def test_calls_that_are_shown_are_judged_when_a_graph_hides_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay shows the target's conv and the draft head's attention. No call serves a recurrence of the target.
-
-    A replay without a prompt hides all calls of the target.
-    """
-    core, at = Place("trunk", 0, "core"), {name: Place("trunk", 0, name) for name in ("mixed", "core")}
-    served = [SimpleNamespace(op="conv", place=at["mixed"], count=1, part=0, begin=0, form="window", units=(2,),
-                              before=0, branches=()),
-              SimpleNamespace(op="attend", place=Place("extend", 0, "attended"))]  # fmt: skip
-    span = SimpleNamespace(request="a", kind="decode", count=1)
-    spans = [span]
-    monkeypatch.setattr(op_call_contracts, "row_spans", lambda context, stage: spans)
-    monkeypatch.setattr(op_call_contracts, "_due", lambda context, op, place: [(span, served[0])])
-    given = context(log=SimpleNamespace(served=served, replays=[1]), truth=SimpleNamespace(places={core: None}),
-                    shown=SimpleNamespace(inside=()), stages=None, group=None,
-                    expected=SimpleNamespace(slots_after={"a": 2}, slots_before={}))  # fmt: skip
-    (found,) = op_call_contracts.Contracts()._served(given)
-    assert isinstance(found, Comparison) and "no call serves the 1 row of request" in found.diagnosis
-    given.log.served = served[1:]
-    for kind, skipped in (("decode", True), ("prefill", False)):
-        spans[1:] = [SimpleNamespace(request="b", kind=kind, count=4)]
-        (found,) = op_call_contracts.Contracts()._served(given)
-        assert isinstance(found, Skipped) is skipped
-
-
 # -- helpers of checks -------------------------------------------------------------------------------------
 
 
@@ -188,157 +128,6 @@ def test_units_are_listed_up_to_eight() -> None:
     listed = check_interface.listed
     assert (listed("slot", {3}), listed("slot", {5, 3})) == ("slot 3", "slots 3, 5")
     assert listed("page", range(10)) == "pages 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
-
-
-def test_a_wrong_tracked_step_is_named() -> None:
-    """8 tokens before a window of 7, of which nodes 0, 2, 3 and 5 are accepted; every 5 tokens are tracked.
-
-    The tenth token is at depth 1, node 2. With the whole window the fifteenth would be at depth 6.
-    """
-    every = prefix_findings
-    for found, known in ((-1, {every.NO_STEP}), (1, {every.BY_DEPTH}), (3, {every.ONE_OFF}), (0, {every.ONE_OFF}),
-                         (5, {every.LAST_STEP, every.OF_WINDOW}), (6, {every.OF_WINDOW}), (4, set())):  # fmt: skip
-        fits = every.wrong_step(found, 2, (0, 2, 3, 5), 8, 7, 5)
-        assert set(fits.names if fits is not None else ()) == {one.name for one in known}, found
-    fits = every.wrong_step(1, 2, (0, 2, 3, 5), 8, 6, 5)  # the whole window ends before the fifteenth token, too
-    assert fits is not None and set(fits.names) == {every.BY_DEPTH.name}
-
-
-# -- capacity, scratch memory, poison ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("by", "due"), [("slot", 6), ("page", 10), ("request", 4), ("row", 3)])
-def test_a_pool_needs_a_unit_for_each_number_of_the_trace(by: str, due: int) -> None:
-    room = SimpleNamespace(capacity=SimpleNamespace(slots=(2, 5, 1), pages=(9, 3)))
-    region = SimpleNamespace(units=torch.zeros(7, 11), by=by, means=None)
-    ((_, found, needed, _),) = capacity._needs(region, room, 3)  # type: ignore[arg-type]
-    assert (found, needed) == (7, due)
-
-
-def test_red_zones_are_between_units_and_keep_the_alignment() -> None:
-    """Units of 64 elements: packed, 16 apart, and apart by a number to which no kernel is aligned."""
-    for gap, aligned in ((0, 1), (16, 1), (3, 0)):
-        memory = torch.zeros(4 * (64 + gap) + 16)
-        units = memory[-memory.data_ptr() // 4 % 16 :].as_strided((3, 64), (64 + gap, 1))
-        region = SimpleNamespace(units=units, gaps=torch.zeros(3, gap) if gap else None)
-        found = {name: (has, due) for name, has, due, _ in capacity._guards(region)}  # type: ignore[arg-type]
-        assert found == {"red-zone elements": (gap, 1), "elements from unit to unit": (64 + gap, 64 + gap),
-                         "aligned pitches": (aligned, 1)}  # fmt: skip
-
-
-def test_a_budget_of_the_first_step_count_is_recognised() -> None:
-    """3 layers of 2 units with 4 positions of 32 bytes: 192 bytes for each position of all units, of 1 or 3 windows."""
-    room, along = SimpleNamespace(first=2, widest=4), SimpleNamespace(axis=1, windows=1)
-    region = SimpleNamespace(units=torch.zeros(2, 4, 8), means=SimpleNamespace(positions=along))
-    along.windows = 3
-    assert capacity._of_first_count(region, 3, 2 * 192, room)  # type: ignore[arg-type]
-    along.windows = 1
-    for found, says in ((2 * 192, True), (4 * 192, False), (2 * 192 + 1, False), (192, False)):
-        assert bool(capacity._of_first_count(region, 3, found, room)) is says  # type: ignore[arg-type]
-
-
-def test_scratch_memory_belongs_to_no_request_unless_all_rows_are_scratch() -> None:
-    room = SimpleNamespace(capacity=SimpleNamespace(slots=(1, 4), pages=(7,)))
-    for by, scratch, wrong in (("slot", {4}, True), ("slot", {0, 2}, False), ("page", {7}, True), ("row", {1}, True),
-                               ("row", {0, 1, 2}, False), ("request", {2}, True), ("request", {0}, False)):
-        region = SimpleNamespace(name="pool", by=by, scratch=scratch, units=torch.zeros(3, 1), means=None, rank=None,
-                                 layer=0)  # fmt: skip
-        changes = SimpleNamespace(regions=[region], wider=[])
-        given = context(changes=changes, log=SimpleNamespace(room=room, poison=None),
-                        expected=SimpleNamespace(slots_after={}, slots_before={}))  # fmt: skip
-        *_, last = Bounds()(given)
-        assert isinstance(last, Comparison) and last.agrees is not wrong, (by, scratch)
-
-
-def test_poison_in_results_is_counted_and_its_first_row_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A NaN of arithmetic in row 1 does not count if there is poison, which is in rows 2 and 3."""
-    monkeypatch.setattr("instep.checks.poison.whose", lambda context, place, row: f"of row {row}")
-    given = context(expected=SimpleNamespace(slots_after={}, slots_before={}))
-    tensor = torch.zeros(4, 2)
-    tensor[1, 0] = -torch.tensor(torch.nan)
-    (found,) = Poison()._seen(given, TRUNK, tensor, torch.nan, None)
-    assert "1 of 8 elements is NaN, but not with the bits" in found.diagnosis and found.request == "of row 1"
-    tensor[2:] = torch.nan
-    (found,) = Poison()._seen(given, TRUNK, tensor, torch.nan, None)
-    assert found.diagnosis.startswith("4 of 8 elements are poison (nan), the first in row 2")
-    (found,) = Poison()._seen(given, TRUNK, torch.tensor([1.0, 2.0, torch.nan, torch.nan]), torch.nan, None)
-    assert "the first in row 2" in found.diagnosis
-
-
-def test_the_first_unit_of_a_pool_that_lost_its_poison_is_named() -> None:
-    region = SimpleNamespace(name="pool", by="slot", means=None, rank=None, layer=0)
-    wrong = torch.zeros(4, 3, dtype=torch.bool)
-    wrong[[0, 1, 3], 1] = True
-    given = context(expected=SimpleNamespace(slots_after={}, slots_before={}))
-    looked: Any = SimpleNamespace(region=region, gap=False)
-    found = Poison()._comparison(given, looked, wrong, "is free and not poison", {0})
-    assert found.diagnosis.startswith("pool slot 1 is free and not poison; ")
-    assert (found.elements, found.worst, found.blocks) == (9, 2.0, 3)
-
-
-# -- ranks -------------------------------------------------------------------------------------------------
-
-
-def test_collectives_are_those_that_each_place_needs() -> None:
-    mixer, core = Place("trunk", 0, "mixer"), Place("trunk", 0, "core")
-    reduced, more = (SimpleNamespace(kind="all_reduce", place=place) for place in (mixer, core))
-    for calls, wrong in (([reduced], []), ([], [(mixer, "is made without all_reduce: every rank has its own")]),
-                         ([reduced, more], [(core, "went through all_reduce, and needs no such collective")])):
-        given = context(ranks=SimpleNamespace(calls=[calls]), event=None, expected=SimpleNamespace(topk=None),
-                        subject=SimpleNamespace(places={mixer: 0, core: 0}))  # fmt: skip
-        found = [*ranks.Collectives()(given)]
-        assert [(one.place, one.diagnosis) for one in found if not one.agrees] == wrong
-        assert all((one.elements, one.worst) == (1, 1.0) for one in found if not one.agrees)
-
-
-def test_the_first_call_in_which_a_rank_differs_is_named() -> None:
-    for mine, theirs, says in (("ab", "ac", "at call 1 rank 2 is b; rank 0 is c"),
-                               ("a", "ab", "at call 1 rank 2 is done; rank 0 is b"),
-                               ("abc", "ab", "at call 2 rank 2 is c; rank 0 is done")):  # fmt: skip
-        problem = ranks.differing(2, tuple(mine), tuple(theirs))  # type: ignore[arg-type]
-        assert problem is not None and problem.clause == says
-    assert ranks.differing(2, (), ()) is None
-
-
-def test_the_bucket_is_the_smallest_that_has_room() -> None:
-    """A verify of two requests in a group of which one replica is idle: it replays its graph for one idle row."""
-    replays = [SimpleNamespace(stage=rank, key=("verify", 3), rows=rows, bucket=2, buckets=(1, 2, 4, 8), inputs={},
-                               ran=(), freed=0, addresses=()) for rank, rows in ((0, 2), (1, 1))]  # fmt: skip
-    group = SimpleNamespace(owners={"a": 0, "b": 0}, size=2)
-    event = Forward((Row("a", "verify"), Row("b", "verify")))
-    log = SimpleNamespace(graphs=True, replays=replays, poison=None)
-    given = context(event=event, group=group, stages=None, regions=[], log=log, expected=None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graph_replays, "due", lambda context: graph_replays.Due(("verify", 3), 2))
-        assert [one.agrees for one in islice(graph_replays.Graphs()(given), 2)] == [True, True]
-        replays[1].bucket = 4
-        one, other = islice(graph_replays.Graphs()(given), 2)
-    assert one.agrees and other.diagnosis == "the bucket is for 4 requests; for 2 it is the one for 2"
-
-
-def test_drafts_that_are_no_chains_have_a_graph_of_their_own_without_blocks() -> None:
-    for parents, blocks, kind in (((0, 1), {}, "draft"), ((0, 0), {}, "shaped draft"), ((0, 0), {0: 1}, "draft")):
-        expected = SimpleNamespace(num_steps=2, topk=None, device_widths=False)
-        truth = SimpleNamespace(before={"a": SimpleNamespace(block_keys=blocks)})
-        found = graph_replays.due(context(event=Draft(("a",), parents=(parents,)), expected=expected, truth=truth))
-        assert found == graph_replays.Due((kind, 2), 1)
-
-
-def test_rows_of_a_block_see_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """3 rows from position 8 on. And a row of a grown tree whose node the tree does not have."""
-    span = SimpleNamespace(request="a", kind="draft", start=8, count=3, begin=0, nodes=())
-    monkeypatch.setattr(op_call_contracts, "row_spans", lambda context, stage: [span])
-    monkeypatch.setattr(op_call_contracts, "_launched", lambda spans: spans)
-    expected = SimpleNamespace(slots_after={"a": 2}, pages_in_use=lambda name: [4], tree=lambda name: (-1, 0, 0),
-                               topk=None)  # fmt: skip
-    ((_, served),) = op_call_contracts._due(context(expected=expected), "attend", Place("block", 0, "attended"))
-    assert (served.before, served.branches) == (8, ((8, 9, 10),) * 3)
-    expected.topk, span.nodes = 2, (1, 5)
-    given = context(expected=expected, subject=None)
-    for parents, count in (((-1, 0, 0, 1), 0), ((-1, 0, 0, 1, 1, 2), 1)):
-        tree = SimpleNamespace(parents=parents)
-        monkeypatch.setattr(op_call_contracts, "grown_of", lambda *given, tree=tree: tree)
-        assert len(op_call_contracts._due(given, "attend", Place("chain.1", 0, "attended"))) == count
 
 
 # -- the search for causes ---------------------------------------------------------------------------------
@@ -551,25 +340,6 @@ def test_no_draw_is_made_after_one_that_allows_the_error() -> None:
         assert len([*draws]) == 3 - made
 
 
-def test_data_of_a_request_that_left_is_counted_by_positions() -> None:
-    region = SimpleNamespace(name="pool", by="page", means=None, rank=None, layer=0)
-    spoiled = torch.zeros(4, 5, dtype=torch.bool)
-    spoiled[3, :2] = True
-    looked: Any = SimpleNamespace(region=region, after=torch.zeros(4, 5), spoiled=lambda: spoiled)
-    (found,) = Leaks()._left(context(expected=SimpleNamespace(slots_after={}, slots_before={})), looked, "a", (1, 3))
-    assert (found.elements, found.worst) == (10, 1.0)
-    assert found.diagnosis == 'data of request "a" is still in 2 positions of pool page 3'
-
-
-def test_a_prefix_may_belong_to_another_request_that_has_the_place() -> None:
-    states = {name: SimpleNamespace(parts=lambda has=has: [(TRUNK, torch.arange(4))] * has)
-              for name, has in (("a", True), ("b", True), ("c", False))}  # fmt: skip
-    given = context(subject=SimpleNamespace(after=states))
-    ((known, held),) = prefix_findings.of_others(given, "a", TRUNK, 2)
-    assert '"b"' in known.says and held.tolist() == [0, 1]
-    assert not [*prefix_findings.misread(torch.zeros(1, 2, 2), {}, {})]
-
-
 def test_a_request_without_narrow_prefixes_has_no_misrounded_state() -> None:
     piece: Any = SimpleNamespace(prefix="")
     state, check = torch.rand(1, 2, 2), SimpleNamespace(oracle=SimpleNamespace(rounds={}))
@@ -585,16 +355,3 @@ def test_pages_of_a_live_request_do_not_move() -> None:
                         expected=SimpleNamespace(slots_after={}, slots_before={}))  # fmt: skip
         (found,) = check._moved(given)
         assert found.agrees is not moved and check.known == {"a": now}
-
-
-def test_positions_that_the_event_does_not_write_keep_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unit 1 changed at positions 0 and 2, and the event writes position 0 there."""
-    changed = torch.zeros(3, 4, dtype=torch.bool)
-    changed[1, [0, 2]] = True
-    region = SimpleNamespace(name="pool", by="slot", means=None, rank=None, layer=0, scratch=set())
-    looked: Any = SimpleNamespace(region=region, changed=lambda: changed)
-    expected = SimpleNamespace(slots_after={}, slots_before={}, request_rows_after={})
-    for writes, strays in (({1: {0}}, True), ({1: {0, 2}}, False), ({}, True), ({1: None}, True)):
-        monkeypatch.setattr(unused_positions, "_writes", lambda *given, writes=writes: writes)
-        found = unused_positions.Tails()._judged(context(expected=expected), looked, None)
-        assert found.agrees is not strays, writes

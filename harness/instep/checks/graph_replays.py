@@ -115,7 +115,7 @@ def due(context: EventContext) -> Due | None:
         spans = row_spans(context, "trunk")
         rows = sum(span.count for span in spans)
         trees = "verify" in kinds and "parents" in {region.name.partition("@")[0] for region in context.regions}
-        fits = rows <= max(context.log.prompt_buckets, default=0)
+        fits = any(rows <= bucket for bucket in context.log.prompt_buckets)
         return Due((TREES if trees else PROMPT, 0), rows, "row") if fits else None
     kind = " and ".join(KINDS) if kinds == set(KINDS) else kinds.pop()
     held = bool(named(event)) and (num_steps > 0 or kind != "draft")
@@ -236,10 +236,10 @@ def _ran(context: EventContext, replay: GraphReplay) -> Iterator[str]:
 
 def _kinds(context: EventContext, replay: GraphReplay, requests: tuple[str, ...]) -> Iterator[str]:
     """In a batch of windows and decodes, each request is served as its kind in the trace, and not as both kinds."""
-    found, event = replay.inputs.get("kinds", ([], [], -1))[1], context.event
-    if not isinstance(event, Forward) or not any(found):
+    if not isinstance(context.event, Forward) or "kinds" not in replay.inputs:
         return
-    for row, slots in zip((row for row in event.rows if row.request in requests), found, strict=False):
+    rows = (row for row in context.event.rows if row.request in requests)
+    for row, slots in zip(rows, replay.inputs["kinds"][1], strict=False):
         due_slot = context.expected.slots_after.get(row.request)
         for kind, slot in zip(KINDS, slots, strict=False):
             right = due_slot if kind == row.kind else -1

@@ -145,13 +145,14 @@ def _due(context: EventContext, op: str, place: Place) -> list[tuple[RowSpan, Se
             tree = grown.parents
         if place.component == "attended":
             # The draft head's row of a token has the position before the token, so the root's row is committed already.
-            nodes = span.nodes if span.kind == "draft" and span.nodes else (int(step or 0),)
-            begin, steps = (span.start - 1, nodes) if stage == "chain" else (span.start, range(span.count))
-            before = span.start + int(step) - 1 if stage == "chain" else span.start  # if it is no tree
+            begin = before = span.start  # before: if it is no tree
+            steps: Sequence[int] = range(span.count)
+            if stage == "chain":
+                begin, before, steps = span.start - 1, span.start + int(step) - 1, span.nodes or (int(step),)
             sets = [sum(1 << node for node in lines(tree)[at]) for at in steps] if tree else []
             if stage == "block":  # every row sees the whole block
-                begin, sets, tree = span.start, [(1 << span.count) - 1] * span.count, (-1,)
-            stands = seen(begin, sets) if tree else (before, ())
+                sets = [(1 << span.count) - 1] * span.count
+            stands = seen(begin, sets) if sets else (before, ())
             served = Served(op, place, "pages", tuple(pages), span.begin, span.count, *stands)
         else:
             form = "chunk" if span.kind == "prefill" else "window"
@@ -185,7 +186,7 @@ def _mismatch(span: RowSpan, right: Served, found: Served | None) -> str:
     if found.count != right.count:
         return f"{whose} are served as {found.count} rows"
     if found.before == right.before:
-        row = next((n for n in range(right.count) if found.branches[n : n + 1] != right.branches[n : n + 1]), 0)
+        row = next(n for n in range(right.count) if found.branches[n : n + 1] != right.branches[n : n + 1])
         what = "sees positions" if right.form == "pages" else "continues node"
         said = [f"{', '.join(map(str, one.branches[row]))}" if one.branches else "those of a chain"
                 for one in (found, right)]  # fmt: skip

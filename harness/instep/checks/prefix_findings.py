@@ -85,7 +85,7 @@ def wrong_step(
     if right >= 0 and found == path[-1]:
         fitting.append(LAST_STEP.known())
     ends = (whole, path[min(whole, len(path) - 1)], *((path[0],) if right < 0 else ()))  # a depth may be clamped
-    if whole > depth and found >= 0 and found in ends:
+    if whole > depth and found in ends:
         fitting.append(OF_WINDOW.known())
     return Explained.any_of(fitting, ", or ".join(one.says for one in fitting)) if fitting else None
 
@@ -203,7 +203,7 @@ def misrounded(
     yield CUT_OFF.known(), (numbers.trunc() + 0.0) * scales  # whole numbers have one zero
     yield TWICE.known(), rounded(rounded(x, Blocked(last.dtype, (None, None))), last)
     one, most = LARGEST_INTEGER + 1, LARGEST_INTEGER
-    whole = (numbers * one / most).round()  # a scale of 1/128 of the largest number, which is then 128
+    whole = (numbers * one / most).round() + 0.0  # a scale of 1/128 of the largest number, which is then 128
     yield WRAPS.known(), torch.where(whole > most, whole - 2 * one, whole) * (scales * most / one)
     yield from misread(kept_states(state, rounds, forward=forward), rounds, kept)
 

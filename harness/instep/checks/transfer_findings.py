@@ -51,7 +51,7 @@ def wrong_transfers(
         if block != spans:
             yield ONE_BLOCK.known(facts.size), _placed(right, shard.axis, spans, block)
     paged = place.component in ("keys", "values")
-    for far in range(1, min(len(right), MOST_ROWS) if paged else 0):
+    for far in range(1, min(len(right), MOST_ROWS)) if paged else ():
         for way, by, empty in (("further", far, slice(far)), ("earlier", -far, slice(-far, None))):
             moved = right.roll(by, 0)
             yield SHIFTED.known(counted(far, "position"), way), moved
