@@ -3,7 +3,6 @@
 Leaves out: whole runs (`test_checks.py`, `test_ladder.py`), and formulas of explanations (`test_mistakes.py`).
 """
 
-import dataclasses
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -25,15 +24,11 @@ from instep.checks.grown_trees import MISTAKES as TREES
 from instep.checks.tensor_and_choice_judgement import flips, judge
 from instep.checks.trace_bookkeeping import Identity
 from instep.diagnose.confirm_cause import _Climb, _until
-from instep.trace.request_table import RequestTable, Standing
-from instep.trace.write_bound import Bound, bound
 from instep.verdict import UNDECIDABLE, Comparison, Tier, Verdict
 from instep.watch.memory_changes import pattern
-from instep_reference.contract.capacity import Capacity
 from instep_reference.contract.engine import Draft, Forward, Idle, Load, Row
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.draft.grow_draft_tree import Growing
-from support.inputs.traces import ROOM
 
 TRUNK = Place("trunk", 0, "hidden")
 
@@ -236,46 +231,6 @@ def test_only_undecided_events_are_undecided() -> None:
         verdict = Verdict()
         verdict.add(several)
         assert verdict.undecided is undecided
-
-
-def test_an_idle_event_may_write_nothing_and_a_replica_its_own_units() -> None:
-    table = RequestTable(ROOM, 3)
-    assert bound(Idle(), table, table, 7) == Bound()
-    mine = Bound(slots=frozenset({2}), of_rank={1: Bound(slots=frozenset({5}))})
-    for rank, name, units in ((None, "state", {2}), (0, "state", {2}), (1, "state", {5}), (1, "state@1", {5}),
-                              (1, "table", {2}), (1, "table@1", {2})):  # fmt: skip
-        region = SimpleNamespace(red=False, rank=rank, name=name, by="slot")
-        assert mine.units(region) == units, (rank, name)  # type: ignore[arg-type]
-
-
-def test_a_commit_may_replace_only_its_own_prefix_on_the_device() -> None:
-    table = RequestTable(ROOM, 3)
-    table.saved = {"mine": SimpleNamespace(prefix=True, aside=False, request="a"),
-                   "copy": SimpleNamespace(prefix=False, aside=False, request="a"),
-                   "host": SimpleNamespace(prefix=True, aside=True, request="a")}  # fmt: skip
-    assert [table.own_prefix("a", under) for under in ("mine", "copy", "host", "none")] == [True, False, False, False]
-    assert not table.own_prefix("b", "mine")
-
-
-def test_an_event_that_waited_for_a_length_knows_it() -> None:
-    """An engine with overlapping rounds: request "a" has 5 tokens, of which it must assume 3 more."""
-    for reached, ahead in ((7, 0), (10, 3)):
-        table = RequestTable(ROOM, 3, {"a": Standing("a", (1,) * 5, 1, length=5, ahead=3)})
-        table.positions = lambda tokens, reached=reached: {"a": reached}  # type: ignore[method-assign]
-        table.grow = lambda positions: None  # type: ignore[method-assign]
-        table.reach({"a": 2})
-        assert table.live["a"].ahead == ahead
-
-
-def test_a_request_has_read_its_prompt_for_good() -> None:
-    assert [Standing("a", (1,) * 5, 1, length=length).unread for length in (0, 3, 5, 9)] == [5, 2, 0, 0]
-
-
-def test_a_block_drafter_writes_the_row_of_its_root_alone_without_drafts() -> None:
-    room = Capacity(slots=(1,), pages=tuple(range(1, 30)), page_size=1, max_tokens=40, block=True)
-    then = Standing("a", (1,) * 4, 1, length=4, pages=tuple(range(10, 20)))
-    tables = [RequestTable(room, 3, {"a": one}) for one in (then, dataclasses.replace(then, window=(9,)))]
-    assert bound(Draft(("a",)), *tables, 0).pages == {14}
 
 
 def test_a_verified_window_is_picked_only_if_all_its_nodes_are_there() -> None:

@@ -14,10 +14,7 @@ from msgspec.structs import replace
 from instep.trace.event_rules import EventRules, verified
 from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival, ScheduledAction, Steps, Transfer, read_policy, read_prompts
-from instep.trace.request_table import RequestTable, Standing
-from instep.trace.write_bound import bound
 from instep_reference.contract import engine as e
-from instep_reference.contract.capacity import Capacity
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import Phase
 from support.inputs.traces import PROMPTS, ROOM, header, one_round, policy, recorded, recording
@@ -73,32 +70,6 @@ def test_pages_grow_with_what_may_be_written_and_are_never_trimmed() -> None:
     rules.apply(e.Forward((e.Row("a", "verify"),)))
     rules.apply(e.Commit(("a",), accepted=(e.Path((), 8),)))
     assert rules.table.live["a"].length == 8 and rules.table.live["a"].pages == (5, 2)
-
-
-def test_rounds_in_flight_count_if_every_request_has_room_for_them() -> None:
-    """Requests of 5 and 2 tokens, whose rounds in flight may add 3."""
-    for most, due in ((10, {"a": 10, "b": 6}), (9, {"a": 7, "b": 3})):
-        room = Capacity(slots=(1, 2), pages=tuple(range(1, 30)), page_size=1, max_tokens=40, max_positions=most)
-        table = RequestTable(room, 3, {name: Standing(name, (1,), 1, length=length, ahead=3)
-                                       for name, length in (("a", 5), ("b", 2))})  # fmt: skip
-        table.pages_missing = lambda positions: 0  # type: ignore[method-assign]
-        assert table.positions({"a": 2, "b": 1}) == due
-
-
-def test_a_further_request_needs_free_pages_for_all_its_positions() -> None:
-    """Pages of four positions: three pages, of which a request has one."""
-    room = Capacity(slots=(1, 2), pages=(5, 2, 4), page_size=4, max_tokens=40)
-    table = RequestTable(room, 3, {"a": Standing("a", (1,), 1, length=1, pages=(5,))})
-    assert [table.room_of(positions) for positions in (0, 4, 8, 9)] == [True, True, True, False]
-
-
-def test_a_decode_may_write_the_page_of_its_position_alone() -> None:
-    """Pages of four positions: the second page has positions 4 to 7."""
-    room = Capacity(slots=(1,), pages=tuple(range(1, 30)), page_size=4, max_tokens=40)
-    for length, page in ((6, 11), (7, 11), (8, 12)):
-        tables = [RequestTable(room, 0, {"a": Standing("a", (1,) * 6, 1, length=at, pages=(10, 11, 12, 13))})
-                  for at in (length, length + 1)]  # fmt: skip
-        assert bound(e.Forward((e.Row("a", "decode"),)), *tables, 1).pages == {page}
 
 
 def test_a_prefix_of_a_request_is_replaced_by_one_new_prefix_alone() -> None:

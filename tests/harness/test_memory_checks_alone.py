@@ -23,7 +23,7 @@ from instep.checks.unused_positions import Tails
 from instep.verdict import Comparison, Skipped
 from instep.watch import event_log as log
 from instep.watch.event_context import RowSpan
-from instep.watch.memory_changes import Looked, Wider
+from instep.watch.memory_changes import Looked, Wider, pattern
 from instep.watch.visible_places import Shown
 from instep_reference.contract import engine as e
 from instep_reference.contract.capacity import Capacity
@@ -102,7 +102,7 @@ def test_a_unit_needs_a_position_for_each_of_its_meanings(along: Positions, due:
 
 def test_states_lie_in_the_declared_order() -> None:
     """Blocks of 2 heads of 3 x 5. In slots they are declared as KV, and as VK in batch rows and request rows."""
-    room, blocks = replace(ROOM, layouts=("KV", "VK")), {(2, 3, 5), (2, 1, 5)}
+    room, blocks = replace(ROOM, layouts=("KV", "VK")), {(2, 3, 5), (2, 1, 5), (1, 3, 5)}
     flat, turned = torch.zeros(6, 2, 3, 5), torch.zeros(6, 2, 5, 3).transpose(2, 3)
     state = Meaning("state")
     for units, by, means, counted, says in (
@@ -116,6 +116,8 @@ def test_states_lie_in_the_declared_order() -> None:
         (torch.zeros(6, 9, 2, 5, 3).transpose(3, 4), "slot", state, 2,
          "pool has 0 blocks in the order KV; 6 are needed, the declared layout"),
         (torch.zeros(6, 2, 5, 4).transpose(2, 3), "slot", state, 1, ""),
+        (torch.zeros(6, 1, 5, 3).transpose(2, 3), "slot", state, 2,
+         "pool has 0 blocks in the order KV; 6 are needed, the declared layout"),
     ):  # fmt: skip
         region = replace(pool((1,), by, means), units=units)
         assert sized(region, blocks=blocks, room=room) == [(says, counted)], (by, means, units.shape)
@@ -129,7 +131,8 @@ def test_states_lie_in_the_declared_order() -> None:
 @pytest.mark.parametrize(("count", "gap", "pitch", "offset", "problems"), [
     (6, 16, 80, 0, []), (6, 0, 64, 0, ["red-zone elements"]), (6, 3, 67, 0, ["aligned pitches"]),
     (6, 16, 80, 1, ["aligned pitches"]), (6, 32, 80, 0, ["elements from unit to unit"]),
-    (1, 16, 7, 0, []), (1, None, 7, 0, ["red-zone elements"]), (1, 15, 7, 0, ["aligned pitches"]),
+    (2, 32, 80, 0, ["elements from unit to unit"]), (1, 16, 7, 0, []),
+    (1, None, 7, 0, ["red-zone elements"]), (1, 15, 7, 0, ["aligned pitches"]),
 ])  # fmt: skip
 def test_red_zones_are_between_units_and_keep_the_alignment(
     count: int, gap: int | None, pitch: int, offset: int, problems: list[str]
@@ -154,13 +157,14 @@ def test_a_budget_of_the_first_step_count_is_recognised() -> None:
         (4, None, 2, ""),
     ):  # fmt: skip
         along = None if windows is None else Positions("entry", 1, windows)
-        regions = [pool((6, has, 8), means=Meaning("conv", positions=along))] * 2
+        regions = [pool((6, has, 8), means=Meaning("conv", positions=along)), replace(pool((6, has, 8)), layer=1)]
         takes = 2 * 6 * has * 32
         for more in (0, 1):
             budget = {"pool": 2 * 6 * found * 32 + more, "none": 0}
             sentence = (f"the memory budget has {budget['pool']} bytes for the pool pool, which takes {takes}"
                         f"{says if not more else ''}")  # fmt: skip
-            assert told(capacity.budgeted(regions, budget, ROOM, 3, "forward")) == [(sentence, 1)]
+            (one,) = capacity.budgeted(regions, budget, ROOM, 3, "forward")
+            assert told([one]) == [(sentence, 1)] and one.place.component == "conv"
     same = replace(ROOM, first=4)
     assert told(capacity.budgeted(regions[:1], {"pool": 6 * 4 * 32}, same, 3, "forward")) == [("", 1)]
     assert told(capacity.budgeted([pool((6, 4, 8), means=Meaning("conv", positions=Positions("node")))], {}, same, 3,
@@ -168,8 +172,10 @@ def test_a_budget_of_the_first_step_count_is_recognised() -> None:
         ("the memory budget has 0 bytes for the pool pool, which takes 768", 1)]
     region = replace(regions[0], units=torch.zeros(3, 2))
     red = replace(region, name="red", red=True)
-    (good, more) = capacity.budgeted([region, red], {"pool": 24, "red": 8, "b": 7, "c": 0}, ROOM, 3, "forward")
-    assert good.agrees and more.worst == 1.0
+    budget = {"pool": 24, "red": 8, "b": 7, "c": 0}
+    regions = [replace(region, means=Meaning("state")), red]
+    (good, more) = capacity.budgeted(regions, budget, ROOM, 3, "forward")
+    assert good.agrees and (more.worst, more.elements, more.place) == (1.0, 1, STATE)
     assert more.diagnosis == "the memory budget has bytes for b, red; the engine shows no such region"
 
 
@@ -184,16 +190,18 @@ def test_capacity_is_compared_whenever_pools_or_windows_change() -> None:
     given = context(log=log.EventLog(room=ROOM), regions=(region,))
     assert told(check(given)) == [("", 1), unbudgeted, packed]
     assert told(check(given)) == [] and told(check(none)) == []
-    state = SimpleNamespace(conv={0: torch.zeros(7, 3)}, state={0: torch.zeros(4, 3, 5)})
+    state = SimpleNamespace(conv={0: torch.zeros(7, 3)}, state={0: torch.zeros(4, 3, 7)})
     given.subject = SimpleNamespace(after={"a": state}, places={})
     short = "pool has 5 inputs a line; 6 are needed for the widest window, of 4 tokens"
     assert told(check(given)) == [(short, 2), unbudgeted, packed]
-    turned = replace(region, units=torch.zeros(6, 2, 5, 3).transpose(2, 3), means=None)
-    given.regions, given.ranks = (turned,), SimpleNamespace(size=2)
-    given.log = log.EventLog(room=replace(ROOM, layouts=("KV", "KV")), guarded=True, budget={"pool": 720})
     wrong = "pool has 0 blocks in the order KV; 6 are needed, the declared layout"
-    first, budget = told(check(given))
-    assert first[0].startswith(f"{wrong}; pool has 0 red-zone") and first[1] == 5 and budget == ("", 1)
+    for ranks, heads in ((SimpleNamespace(size=2), 2), (None, 4)):
+        turned = replace(region, units=torch.zeros(6, heads, 7, 3).transpose(2, 3), means=None)
+        given.regions, given.ranks = (turned,), ranks
+        given.log = log.EventLog(room=replace(ROOM, layouts=("KV", "KV")), guarded=True,
+                                 budget={"pool": turned.units.nbytes})  # fmt: skip
+        first, budget = told(check(given))
+        assert first[0].startswith(f"{wrong}; pool has 0 red-zone") and first[1] == 5 and budget == ("", 1)
 
 
 # -- positions -----------------------------------------------------------------------------------------------
@@ -207,7 +215,8 @@ FORWARD = {"trunk": [span("b", "decode", 1, 5), span("a", "verify", 3, 6), span(
            "extend": [span("b", "decode", 1, 5), span("c", "prefill", 2, 3, logits=0)]}  # fmt: skip
 COMMIT = {"extend": [span("b", "commit", 2, 5, nodes=(0, 1)), span("a", "commit", 3, 6, nodes=(0, 2, 3))]}
 DRAFT = {"extend": [], "block": [span("a", "draft", 3, 6)], "chain.1": [span("a", "draft", 1, 6)],
-         "chain.2": [span("a", "draft", 1, 6)], "chain.3": [span("a", "draft", 1, 6, nodes=(5,))]}  # fmt: skip
+         "chain.2": [span("a", "draft", 1, 6)], "chain.3": [span("a", "draft", 1, 6, nodes=(node,)) for node in (5, 7)],
+         "chain.0": [span("a", "draft", 1, 6)]}  # fmt: skip
 VERIFY, FREE = e.Forward((e.Row("b", "decode"), e.Row("a", "verify"))), frozenset(range(4))
 COMMITS, DRAFTS = e.Commit(("b", "a")), e.Draft(("a", "c"))
 
@@ -304,12 +313,13 @@ def test_new_pools_and_free_units_hold_poison() -> None:
     pools = looked([[1, 1], [9, 1], [1, 1], [9, 9], [9, 1], [1, 1], [1, 9]], poison=9, scratch=frozenset({0}), rank=1,
                    before=[[9, 9], [9, 9], [9, 9], [9, 9], [9, 9], [9, 9], [9, 9]])  # fmt: skip
     rows = looked([[1, 1]], before=[[9, 1]], by="row", poison=9)
-    gaps, other = looked([[4, 4]], gap=True, before=[[4, 4]]), looked([[4, 4]], gap=True, before=[[4, 5]])
+    gaps, other = (looked([[4]] * 5, gap=True, before=before)
+                   for before in ([[4]] * 5, [[4], [5], [4], [5], [5]]))  # fmt: skip
     check, given = Poison(), context(log=WITH, changes=seen(pools, rows, gaps, other, looked([[1, 1]])))
     used = [("pool slot 4 is free and not poison; so are 1 slot more", 6)]
     assert told(check(given)) == [
-        ("", 14), ("pool row 0 is new and not poison", 2), ("", 2),
-        ("pool: the red zones differ from each other: something wrote there while the engine was built", 2), *used]
+        ("", 14), ("pool row 0 is new and not poison", 2), ("", 5),
+        ("pool: the red zones differ from each other: something wrote there while the engine was built", 5), *used]
     (found,) = check(given)  # pools are new once
     assert told([found]) == used
     assert isinstance(found, Comparison)
@@ -320,6 +330,9 @@ def test_new_pools_and_free_units_hold_poison() -> None:
     held["request_rows_after"] = {"b": 1}
     assert told(check(context(log=WITH, changes=seen(owned), expected=held))) == [
         ("pool request row 2 is free and not poison", 1)]
+    held["request_rows_after"] = {"b": 3}
+    assert told(check(context(log=WITH, changes=seen(owned), expected=held))) == [
+        ("pool request row 1 is free and not poison; so are 1 request row more", 2)]
     pages = looked([[1], [1], [1], [1], [9], [1], [1], [1], [1], [9]], poison=9, by="page")
     assert told(check(context(log=WITH, changes=seen(pages)))) == [
         ("pool page 0 is free and not poison; so are 1 page more", 3)]
@@ -341,6 +354,8 @@ def test_poison_that_is_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch.nan, flat, "2 of 3 elements are poison (nan), the first in row 1", 1),
         (5.0, numbers, "2 of 6 elements are poison (5), the first in row 1", 1), (5.0, one, "", None),
         (torch.nan, numbers, "", None), (torch.nan, torch.tensor([1, 2]), "", None),
+        (torch.nan, torch.tensor([1, pattern(torch.nan, torch.int64)]),
+         "1 of 2 elements is poison (nan), the first in row 1", 1),
         (torch.nan, torch.tensor([torch.inf, -torch.inf]), "", None),
     ):  # fmt: skip
         given = context(log=log.EventLog(poison=poison), changes=seen())
@@ -424,6 +439,9 @@ def test_write_tables_are_no_wider_than_the_rules_and_scratch_is_nobodys() -> No
         assert told(check(given)) == [("", 2), (due, len(scratch))], (by, scratch)
         given.log = log.NOTHING
         assert told(check(given)) == [("", 2), ("", len(scratch))]
+    regions = (pool((2, 1), means=Meaning("state")), pool((2, 1)), pool((2, 1), means=Meaning("keys")))
+    (one,) = check(context(changes=SimpleNamespace(regions=regions, wider=())))
+    assert isinstance(one, Comparison) and (one.place, one.elements) == (STATE, 3)
 
 
 def test_no_two_owners_share_memory() -> None:

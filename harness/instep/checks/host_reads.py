@@ -54,7 +54,7 @@ class HostReads(TellsOnce):
         for read, times in reads.items():
             module = next((prefix for prefix in allowed if read.reader.startswith(prefix)), "")
             of_module[module] += times
-            if of_module[module] > allowed.get(module, 0):
+            if of_module[module] > allowed[module]:
                 where = f"op {read.op}" if read.op else "between ops"
                 limit = f", {allowed[module]} allowed" if module else ""
                 said.append(f"the host reads the device {counted(times, 'time')} ({where}; {read.reader}{limit})")

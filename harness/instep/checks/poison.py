@@ -54,7 +54,7 @@ class Poison(TellsOnce):
         """Compare pools before the first event: new units are poison, and all red zones have one pattern."""
         if looked.gap:
             said = "the red zones differ from each other: something wrote there while the engine was built"
-            yield self._comparison(context, looked, (looked.before != looked.before[0, 0]), said)
+            yield self._comparison(context, looked, looked.before != looked.before[0], said)
         elif looked.poison is not None:
             yield self._comparison(context, looked, looked.spoiled(looked.before), "is new and not poison")
 
@@ -73,11 +73,13 @@ class Poison(TellsOnce):
         region = looked.region
         first = units[0] if units else None
         place, _, slot = stands(region, first)
-        where = f"{region.name} {unit_word(region)} {first} {says}" if not looked.gap else f"{region.name}: {says}"
-        more = f"; so are {counted(len(units) - 1, unit_word(region))} more" if len(units) > 1 else ""
+        said = f"{region.name}: {says}"
+        if not looked.gap:
+            more = f"; so are {counted(len(units) - 1, unit_word(region))} more" if len(units) > 1 else ""
+            said = f"{region.name} {unit_word(region)} {first} {says}{more}"
         return compared(
             self, context, place, wrong.numel() - len(busy) * wrong.shape[1], float(wrong[units].sum()) if units else 0,
-            Problem.of(where + more) if units else None, slot=slot, blocks=wrong.shape[0] - len(busy), rank=region.rank)
+            Problem.of(said) if units else None, slot=slot, blocks=wrong.shape[0] - len(busy), rank=region.rank)
 
     def _visible(self, context: EventContext, poison: float) -> Iterator[Comparison]:
         """Look for poison in the memory of live requests and in the results of ops."""
