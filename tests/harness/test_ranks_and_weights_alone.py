@@ -4,7 +4,7 @@ Leaves out: engines of several ranks (`test_ranks.py`).
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from functools import partial
 from itertools import combinations, pairwise, permutations
 from types import SimpleNamespace
@@ -226,7 +226,10 @@ def test_logits_of_ranks_are_in_another_order() -> None:
 
 
 def test_weights_of_other_ranks_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A weight of one segment on 2 ranks, and of three segments on 3. Layers have other names of the same weights."""
+    """A weight of one segment on 2 ranks, and of three segments on 3. Layers have other names of the same weights.
+
+    The rows of channels are declared, too. That declaration may be right where the one of the weight is not.
+    """
     made = list[tuple[str, dict[str, list[int]]]]()
     monkeypatch.setattr(wrong_ranks, "with_mixer", lambda case, says, layer, **changed: made.append(
         (says, {name: x.tolist() for name, x in changed.items()})) or ())  # fmt: skip
@@ -250,11 +253,13 @@ def test_weights_of_other_ranks_are_tried(monkeypatch: pytest.MonkeyPatch) -> No
         asked, channels = list[str](), component in ("qkv", "mixed")
         layer = None if mixer is None else SimpleNamespace(mixer=mixer)
         monkeypatch.setattr(wrong_ranks, "layer_of", lambda case, layer=layer: layer)
-        monkeypatch.setattr(wrong_ranks.shards, "weight", lambda config, name, asked=asked, channels=channels: (
-            asked.append(name) or (three if channels else one)))  # fmt: skip
+        monkeypatch.setattr(wrong_ranks.shards, "weight", lambda config, name, asked=asked, right=(
+            three if component == "qkv" else one): asked.append(name) or right)  # fmt: skip
+        rows = {"mixed": replace(three, axis=1), "z": three}
+        facts = SimpleNamespace(size=3 if channels else 2, row=lambda place, rows=rows: rows.get(place.component))
         made.clear()
         case = case_of(component, weights=SimpleNamespace(config=SimpleNamespace(low_rank=low_rank)))
-        assert not [*wrong_ranks._weights(case, 3 if channels else 2)]
+        assert not [*wrong_ranks._weights(case, facts)]
         assert asked == [f"model.layers.1.{name}" for name in stored.values()]
         due = list[tuple[str, dict[str, list[int]]]]()
         for field, name in stored.items():

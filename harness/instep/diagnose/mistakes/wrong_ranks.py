@@ -38,6 +38,7 @@ OF_LOW_RANK = {
     "log_decay": {"A_log": "self_attn.A_log", "dt_bias": "self_attn.dt_bias"},
 }  # fmt: skip
 OF_LATENTS = {"query": {"query": "self_attn.q_proj.weight"}, "attended": {"up": "self_attn.kv_b_proj.weight"}}
+CHANNELS = ("qkv", "mixed")  # components whose columns are the rows of the weight, which may be declared differently
 MOST = 4  # ranks up to which every order is tried
 
 
@@ -49,7 +50,7 @@ def ranks(case: Case) -> Iterator[Explanation]:
     if (facts := case.context.ranks) is not None:
         yield from _sums(case, facts)
         yield from _experts(case, facts.size)
-        yield from _weights(case, facts.size)
+        yield from _weights(case, facts)
         yield from _tokens(case, facts.size)
 
 
@@ -200,9 +201,9 @@ def _tokens(case: Case, size: int) -> Iterator[Explanation]:
                                   torch.cat([parts[rank] for rank in order], -1))  # fmt: skip
 
 
-def _weights(case: Case, size: int) -> Iterator[Explanation]:
+def _weights(case: Case, facts: RankFacts) -> Iterator[Explanation]:
     """Results of weights that a rank has of another one, or that are cut as one block instead of per segment."""
-    layer, config = layer_of(case), case.weights.config
+    layer, config, size = layer_of(case), case.weights.config, facts.size
     if layer is None:
         return
     latents = isinstance(layer.mixer, LatentWeights)
@@ -211,6 +212,8 @@ def _weights(case: Case, size: int) -> Iterator[Explanation]:
         stored = f"model.layers.{case.finding.place.layer}.{name}"
         weight, shard = getattr(layer.mixer, field), shards.weight(config, stored)
         assert shard is not None, "every weight of the table is split"
+        if case.component in CHANNELS and (rows := facts.row(case.finding.place)) is not None:
+            shard = replace(rows, axis=0)
         short = name.split(".")[1]
         for rank, other in permutations(range(size), 2):
             wrong = _moved(weight, shard, size, {rank: shard.spans(other, size)})
