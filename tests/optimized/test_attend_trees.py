@@ -21,7 +21,7 @@ from instep_optimized.kernels.attention.dispatch import GROUP, PART
 from instep_optimized.memory_addresses import Pages
 from instep_optimized.ops.triton import TRITON
 from support.kernels.overlapped_launches import same_in_a_graph
-from support.kernels.planted import planted_kernels
+from support.kernels.planted import on_device, planted_kernels
 from support.running.covering import few
 from support.running.recorded_calls import launches
 
@@ -165,18 +165,19 @@ STAGED_FAULTS = {  # of the entries before a window
 }
 
 
-@pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
 @pytest.mark.parametrize(("fault", "kv"), [*((fault, BF16) for fault in STAGED_FAULTS), ("nothing", FP8)], ids=str)
 def test_trees_next_to_chains_have_the_bits_of_the_other_layouts(
     fault: str, kv: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    plant = STAGED_FAULTS[fault]
+    on_device(("attention.split_kv_work_items_gluon", () if plant is None else (plant,)))
     query, pages = mixed(kv)
     launched = launches(monkeypatch, attend_file)
     with monkeypatch.context() as patch:
         patch.setattr(attend_file, "staged", None)
         wanted = TRITON.attend(query=query, pages=pages, to=at("attended"))
     assert launched[-2:] == ["read_parts", "join_parts"] and bool(wanted.isfinite().all())
-    if (plant := STAGED_FAULTS[fault]) is not None:
+    if plant is not None:
         planted_kernels("attention.split_kv_work_items_gluon", (plant,), tmp_path, monkeypatch)
         items = ".split_kv_work_items_gluon", ".planted_split_kv_work_items_gluon"
         other = planted_kernels("attention.split_kv_gluon", (items,), tmp_path, monkeypatch)
@@ -191,10 +192,14 @@ def test_trees_next_to_chains_have_the_bits_of_the_other_layouts(
     assert all(same) is (plant is None), same  # in parts the later launch overwrites what was read too much
 
 
-@pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
 @pytest.mark.parametrize("waits", [True, False], ids=["as it is", "nobody waits"])
 def test_rows_read_alone_wait_for_the_rows_before(waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a graph, where launches overlap: queries come from a norm, and attention goes into the next one."""
+    edits = () if waits else (
+        ("                if EARLY:\n                    wait_alone()\n", ""),
+        ("mask=there)\n    if EARLY:\n        wait_alone()\n", "mask=there)\n"),
+    )  # fmt: skip
+    on_device(("attention.tree_node_parts", edits))
     query, pages = mixed()
     starts = [query, Draw(9, HERE).normal(*query.shape, dtype=BF16)]
     start, scale = query.clone(), Draw(10, HERE).normal(4096, dtype=BF16)
@@ -213,10 +218,7 @@ def test_rows_read_alone_wait_for_the_rows_before(waits: bool, tmp_path: Path, m
             start.copy_(one)
             right.append([x.clone() for x in chain()])
     if not waits:
-        other: Any = planted_kernels("attention.tree_node_parts", (
-            ("                if EARLY:\n                    wait_alone()\n", ""),
-            ("mask=there)\n    if EARLY:\n        wait_alone()\n", "mask=there)\n"),
-        ), tmp_path, monkeypatch)  # fmt: skip
+        other: Any = planted_kernels("attention.tree_node_parts", edits, tmp_path, monkeypatch)
         monkeypatch.setattr(attend_file, "read_alone", other.read_alone)
     chain()
     same = same_in_a_graph(chain, start, starts, right)

@@ -15,10 +15,11 @@ from instep_optimized.kernels.gdn_prefill.chunk64 import blocks
 from instep_optimized.kernels.runtime import INTERPRETED, explicit
 from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.op_protocols import GdnInputs
-from support.kernels.planted import planted_kernels
+from support.kernels.planted import on_device, planted_kernels
 
 staged = explicit("gdn_prefill.chunk64_launches_gluon")
 native = [pytest.mark.gpu, pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")]
+ON_GPU = pytest.mark.interpreted if INTERPRETED else pytest.mark.gpu  # elsewhere the texts are looked for
 H, K, V = 2, 128, 128
 COUNTS, SLOTS = (330, 1, 64, 0, 65, 63, 200, 16), (3, 1, 0, 2, 5, 6, -1, 7)  # more blocks than places for them
 SHORT = (128, *COUNTS[1:])  # no request has more than two blocks
@@ -130,10 +131,12 @@ CHANNEL_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", [pytest.param(name, marks=native) for name in CHANNEL_FAULTS])
+@ON_GPU
+@pytest.mark.parametrize("fault", CHANNEL_FAULTS)
 def test_fault_in_blocks_with_a_decay_per_channel_changes_bits(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    on_device(("gdn_prefill.chunk64_carry_gluon", (CHANNEL_FAULTS[fault],)))
     inputs = by_channel(drawn(2, torch.bfloat16, True), -0.3)
     right = served(inputs, torch.bfloat16, torch.float32, 0)
     module = planted_kernels("gdn_prefill.chunk64_carry_gluon", (CHANNEL_FAULTS[fault],), tmp_path, monkeypatch)
@@ -188,8 +191,10 @@ FUSED_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", [pytest.param(name, marks=native) for name in FUSED_FAULTS])
+@ON_GPU
+@pytest.mark.parametrize("fault", FUSED_FAULTS)
 def test_fault_in_the_fused_kernel_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_device(("gdn_prefill.chunk64_fused_gluon", (FUSED_FAULTS[fault],)))
     inputs = drawn(2, torch.bfloat16, True, SHORT)
     right = served(inputs, torch.bfloat16, torch.float32, 0, counts=SHORT)
     module = planted_kernels("gdn_prefill.chunk64_fused_gluon", (FUSED_FAULTS[fault],), tmp_path, monkeypatch)
@@ -229,10 +234,12 @@ ITEM_FAULTS: dict[str, tuple[tuple[str, str], ...]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", [pytest.param(name, marks=native) for name in ITEM_FAULTS])
+@ON_GPU
+@pytest.mark.parametrize("fault", ITEM_FAULTS)
 def test_a_fault_in_later_items_of_a_program_changes_bits(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    on_device(("gdn_prefill.chunk64_fused_gluon", ITEM_FAULTS[fault]))
     inputs = drawn(2, torch.bfloat16, True, SHORT, 2 * V)
     right = served(inputs, torch.bfloat16, torch.float32, 0, counts=SHORT)
     module = planted_kernels("gdn_prefill.chunk64_fused_gluon", ITEM_FAULTS[fault], tmp_path, monkeypatch)
@@ -266,9 +273,11 @@ def test_one_kernel_serves_requests_that_fill_its_rounds(case: str, monkeypatch:
     assert (kernels == ["fused_staged"]) == fused, kernels
 
 
-@pytest.mark.parametrize("fault", [pytest.param(name, marks=native) for name in FAULTS | BESIDE_FAULTS])
+@ON_GPU
+@pytest.mark.parametrize("fault", FAULTS | BESIDE_FAULTS)
 def test_fault_in_either_kernel_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (name, old, new), beside = (FAULTS | BESIDE_FAULTS)[fault], fault in BESIDE_FAULTS
+    on_device((f"gdn_prefill.chunk64_{name}_gluon", ((old, new),)))
     monkeypatch.setattr(staged, "multiprocessors", lambda _: 1)  # a program has several blocks
     inputs = drawn(2, torch.bfloat16, True)
     right = served(inputs, torch.bfloat16, torch.float32, 0)

@@ -30,7 +30,7 @@ from instep_optimized.ops.triton import TRITON
 from instep_reference import chunked_delta_rule
 from instep_speed.bench.drawn_rows import alone
 from support.inputs.few_channels import few_channels
-from support.kernels.planted import planted_kernels
+from support.kernels.planted import on_device, planted_kernels
 from support.running.covering import WHOLE, few
 from support.running.recorded_calls import calls_of
 from support.running.verdicts import agreed
@@ -249,7 +249,6 @@ LATER: dict[str, Edits] = {
 }  # fmt: skip
 
 
-@native
 @pytest.mark.parametrize(("requests", "does", "guess"), [
     *((70, "leads", guess) for guess in GUESSES), *((130, "ahead", guess) for guess in LATER),
 ])  # fmt: skip
@@ -257,10 +256,11 @@ def test_state_of_a_wrong_guess_is_copied_again(
     requests: int, does: str, guess: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first programs copy the state of a guessed unit, or programs prefetch states. Some requests are idle."""
+    edits = (GUESSES if does == "leads" else LATER)[guess]
+    on_device(("gdn_windows.token_by_token_gluon", edits))
     file: Any = sys.modules["instep_optimized.kernels.gdn_dispatch"]
     heads = ChannelHeads(4, 4, 128, 128)
     assert getattr(file.staged.shape_for("channels", 4, requests * 4 * 128), does)
-    edits = (GUESSES if does == "leads" else LATER)[guess]
     other = planted_kernels("gdn_windows.token_by_token_gluon", edits, tmp_path, monkeypatch)
     monkeypatch.setattr(file.staged, "staged_window", other.staged_window)
     rows = stream(heads, 4, 41, "cuda")

@@ -20,7 +20,7 @@ from instep_optimized.kernels.products import few_rows, linear
 from instep_optimized.kernels.products.few_rows import fits, product
 from instep_optimized.ops.triton import TRITON
 from support.kernels.overlapped_launches import same_in_a_graph
-from support.kernels.planted import planted_kernels
+from support.kernels.planted import on_device, planted_kernels
 from support.running.covering import few
 from support.running.recorded_calls import calls_of
 
@@ -145,13 +145,18 @@ def test_explicit_layouts_give_the_same_bits(
 
 ROWS_FIRST = "    at = work[0], work[3]\n    if EARLY:\n        gdc_wait()\n"
 QUERIES = "DT // 8], [W, 1], [1, 0])\n    if EARLY:\n        gdc_wait()\n"
+
+
+def early(text: str) -> tuple[tuple[str, str]]:
+    return ((text, text.partition("    if EARLY")[0]),)
+
+
 EARLY_FAULTS = {  # in which file something is not waited for
-    "nothing": None, "rows at once": ("products.few_rows_gluon", ROWS_FIRST),
-    "queries at once": ("attention.split_kv_gluon", QUERIES),
+    "nothing": None, "rows at once": ("products.few_rows_gluon", early(ROWS_FIRST)),
+    "queries at once": ("attention.split_kv_gluon", early(QUERIES)),
 }  # fmt: skip
 
 
-@pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
 @pytest.mark.parametrize(("before", "fault"), [
     ("norm", "nothing"), ("norm", "rows at once"), ("attention", "nothing"), ("attention", "rows at once"),
     ("attention", "queries at once"),
@@ -164,6 +169,8 @@ def test_a_product_that_begins_early_reads_the_rows_of_the_launch_before(
 
     A product starts as soon as the kernel that joins parts of attention has. Attention reads rows of a product.
     """
+    plant = EARLY_FAULTS[fault]
+    on_device(*([] if plant is None else [plant]))
     draw = Draw(7, HERE)
     weights = [draw.normal(4096, 4096, dtype=BF16, scale=4096**-0.5) for _ in range(6)]
     starts, scale = [draw.normal(8, 4096, dtype=BF16) for _ in range(2)], draw.normal(4096, dtype=BF16)
@@ -189,9 +196,9 @@ def test_a_product_that_begins_early_reads_the_rows_of_the_launch_before(
     for one in starts:
         start.copy_(one)
         right.append([x.clone() for x in chain()])
-    if (plant := EARLY_FAULTS[fault]) is not None:
-        name, text = plant
-        other: Any = planted_kernels(name, ((text, text.partition("    if EARLY")[0]),), tmp_path, monkeypatch)
+    if plant is not None:
+        name, texts = plant
+        other: Any = planted_kernels(name, texts, tmp_path, monkeypatch)
         if name.startswith("products"):
             monkeypatch.setattr(few_rows, "staged", other)
         else:
@@ -243,7 +250,6 @@ def second_launch(
     return out
 
 
-@pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
 @pytest.mark.parametrize("fault", [*SOUND, *FAULTS])
 def test_a_fault_of_a_pair_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first program that waits in vain continues after a while, or else a fault would hold the device forever."""
@@ -251,8 +257,10 @@ def test_a_fault_of_a_pair_changes_bits(fault: str, tmp_path: Path, monkeypatch:
     begin, uses = "HEAD = gl.constexpr(", (("from .cluster_pair_messages", "from .planted_cluster_pair_messages"),)
     bounded = ((begin, GIVES_UP + begin), (COMES.replace("_wait_a_while", "_wait"), COMES))
     its = {place: texts}
-    planted_kernels("products.cluster_pair_messages", bounded + its.get("pairs", ()), tmp_path, monkeypatch)
-    other = planted_kernels("products.few_rows_gluon", uses + its.get("few_rows_gluon", ()), tmp_path, monkeypatch)
+    pairs, rows = bounded + its.get("pairs", ()), uses + its.get("few_rows_gluon", ())
+    on_device(("products.cluster_pair_messages", pairs), ("products.few_rows_gluon", rows))
+    planted_kernels("products.cluster_pair_messages", pairs, tmp_path, monkeypatch)
+    other = planted_kernels("products.few_rows_gluon", rows, tmp_path, monkeypatch)
     draw = Draw(11, HERE)
     x, weight = (draw.normal(n, 4096, dtype=BF16, scale=4096**-0.25) for n in (8, columns))
     shape = few_rows.STAGED[8, False][0][1] | {"MT": 8, "cut": cut}
@@ -290,9 +298,9 @@ LOGITS_FAULTS = {  # old text and fault
 }
 
 
-@pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
 @pytest.mark.parametrize("fault", LOGITS_FAULTS)
 def test_a_fault_of_logits_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_device(("products.few_rows_gluon", LOGITS_FAULTS[fault]))
     draw, columns, rows = Draw(13, HERE), 20001, 100
     x, weight = (draw.normal(n, 1024, dtype=BF16, scale=1024**-0.25) for n in (rows, columns))
     shape = few_rows.STAGED[128, False][0][1] | {"MT": 128, "cut": 0}
@@ -310,10 +318,10 @@ def test_a_fault_of_logits_changes_bits(fault: str, tmp_path: Path, monkeypatch:
     assert torch.equal(served(other), right) is (fault == "nothing")
 
 
-@pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
 @pytest.mark.parametrize("fault", GATED_FAULTS)
 def test_a_fault_of_a_gated_product_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, texts = GATED_FAULTS[fault]
+    on_device((f"products.{place}", texts))
     rows, tall, columns = (8, 8, 8448) if place == "few_rows_gluon" else (100, 128, 12288)
     draw = Draw(12, HERE)
     x, weight = (draw.normal(n, 1024, dtype=BF16, scale=1024**-0.25) for n in (rows, 2 * columns))
