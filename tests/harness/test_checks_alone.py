@@ -23,7 +23,6 @@ from instep.checks.experts import Experts
 from instep.checks.grown_trees import MISTAKES as TREES
 from instep.checks.tensor_and_choice_judgement import flips, judge
 from instep.checks.trace_bookkeeping import Identity
-from instep.diagnose.confirm_cause import _Climb, _until
 from instep.verdict import UNDECIDABLE, Comparison, Tier, Verdict
 from instep.watch.memory_changes import pattern
 from instep_reference.contract.engine import Draft, Forward, Idle, Load, Row
@@ -123,73 +122,6 @@ def test_units_are_listed_up_to_eight() -> None:
     listed = check_interface.listed
     assert (listed("slot", {3}), listed("slot", {5, 3})) == ("slot 3", "slots 3, 5")
     assert listed("page", range(10)) == "pages 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
-
-
-# -- the search for causes ---------------------------------------------------------------------------------
-
-
-def climb(**given: Any) -> Any:
-    return SimpleNamespace(event=4, at=TRUNK, first=SimpleNamespace(request="a"), found=[], **given)
-
-
-def test_memory_is_compared_if_an_event_before_the_finding_did() -> None:
-    """Keys were compared at an earlier event, values only at that of the finding, and states bit by bit alone."""
-    places = {name: Place("trunk", 1, name) for name in ("keys", "values", "state")}
-    state = SimpleNamespace(parts=lambda: [(place, torch.zeros(2)) for place in places.values()])
-    compared = [SimpleNamespace(place=places[name], event=event, tier=tier) for name, event, tier in (
-        ("keys", 3, Tier.DERIVED), ("values", 4, Tier.DERIVED), ("state", 3, Tier.BITWISE))]  # fmt: skip
-    last = SimpleNamespace(truth=SimpleNamespace(after={"a": state}))
-    missing = _Climb._memory_not_compared(climb(last=last, compared=compared))
-    assert len(missing) == 2 and "keys" not in " ".join(missing)
-
-
-def test_memory_that_its_first_reader_finds_wrong_again_is_the_cause() -> None:
-    """With the reference's memory after event 4 the next event that reads it, 6, is the first finding, or 5 agrees."""
-    state = Place("trunk", 1, "state")
-    for again, agree in ((6, "event 5 agrees; event 6 corrupts it again"), (None, "events 5 to 6 agree")):
-        left = [SimpleNamespace(event=again, place=state)] * (again is not None)
-        its = climb(_another_strategy=lambda: None, _keepers_ops=list, _readers=lambda: [6, 40],
-                    _left=lambda *given, left=left: left, _is=lambda cause, op, says, options=(): says)  # fmt: skip
-        its.at, its.found = state, [SimpleNamespace(event=4, place=state)]
-        assert str(_Climb.memory(its)).endswith(f"wrong memory (with the reference's memory restored, {agree})")
-
-
-def test_a_finding_that_an_eager_run_lacks_is_of_the_graph() -> None:
-    says = dict(_is=lambda cause, op, says, options=(): (cause, says), _agree=lambda: "events 0 to 4 agree")
-    found = _Climb.graph(climb(eager=False, _left=lambda variant: [], **says))
-    assert found == ("graph", "cause: the CUDA graph (run eagerly, events 0 to 4 agree)")
-    for place, seen in ((TRUNK, 0), (TRUNK._replace(layer=1), 1)):
-        its = climb(eager=False, seen=[], _left=lambda variant, place=place: [
-            SimpleNamespace(place=place, event=4)], **says)  # fmt: skip
-        assert _Climb.graph(its) is None and len(its.seen) == seen
-
-
-def test_another_strategy_is_one_that_is_not_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("instep.diagnose.confirm_cause.Ops", SimpleNamespace)
-    for used, other in (("snapshot", "rerun"), ("columns", "snapshot"), ("rerun", "snapshot")):
-        setting = SimpleNamespace(strategy=used, subject=SimpleNamespace)
-        its = climb(replay=SimpleNamespace(plan=SimpleNamespace(setting=setting)), seen=[],
-                    _left=lambda variant, other=other: [1] * (variant.options != {"strategy": other}))  # fmt: skip
-        its.at = Place("trunk", 1, "state")
-        _Climb._another_strategy(its)
-        assert its.seen == [f"with --strategy {other} it agrees"]
-
-
-def test_results_are_no_memory_that_an_event_writes() -> None:
-    assert _Climb.memory(climb()) is None
-
-
-def test_the_smallest_set_of_ops_that_helps_is_found_by_halving() -> None:
-    for guilty in ("a", "d", "ad", "bc"):
-        its = climb(_agrees=lambda swap, guilty=guilty: set(guilty) <= swap.keys())
-        assert set(guilty) <= set(_Climb._guilty(its, "abcd", "plain")) <= set(guilty if len(guilty) == 1 else "abcd")
-
-
-def test_events_that_agree_are_spelled() -> None:
-    assert _until(3, 3, False) == "event 3 agrees" and _until(3, 5, False) == "events 3 to 5 agree"
-    assert _until(3, 3, True) == "event 3 agrees until it corrupts it again"
-    assert _until(3, 4, True) == "event 3 agrees; event 4 corrupts it again"
-    assert _until(3, 6, True) == "events 3 to 5 agree; event 6 corrupts it again"
 
 
 # -- allowances, votes, bounds -----------------------------------------------------------------------------

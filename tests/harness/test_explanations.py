@@ -18,7 +18,6 @@ from instep.checks.grown_trees import Scores
 from instep.checks.one_sided_errors import FEWEST_SAMPLES, LOOKS, Samples
 from instep.checks.sampled_tokens import Row, reachable
 from instep.diagnose import RunHistory, explained
-from instep.diagnose.confirm_cause import _Climb
 from instep.diagnose.mistakes import (
     constants,
     explanation_fit,
@@ -28,7 +27,6 @@ from instep.diagnose.mistakes import (
     rotary_and_visible_positions,
     transformed_tensors,
     wrong_inputs,
-    wrong_rows,
 )
 from instep.diagnose.mistakes.experts import Mixture
 from instep.diagnose.mistakes.finding_case import Compared, Explanation
@@ -38,7 +36,6 @@ from instep.diagnose.mistakes.wrong_labels import heads, undone
 from instep.diagnose.ops_by_place import NOT_OF_MINIMAX, NOT_OF_STREAMS, OF_MINIMAX, OF_STREAMS, unused_by
 from instep.oracle import miscounted_states
 from instep.oracle.single_layer_run import LayerWork
-from instep.run.run_variants import Variant
 from instep.watch.event_context import EventContext
 from instep.watch.memory_changes import pattern
 from instep_reference.attention import AttentionMemory
@@ -101,34 +98,6 @@ def test_tensors_are_the_same_up_to_the_rounding_of_fp64() -> None:
     one = torch.tensor([1.0, 1e-9], dtype=torch.float64)
     assert explanation_fit._same(one, one * (1 + 1e-13)) and explanation_fit._same(one, one + 1e-13)
     assert not explanation_fit._same(one, one + torch.tensor([1e-9, 0.0])) and not explanation_fit._same(one, one / 0)
-
-
-def test_labels_of_rows_differ_in_their_number_of_wrong_elements() -> None:
-    rows, sources = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[4, 5, 6], [1, 2, 9], [7, 7, 7]])
-    assert wrong_rows._differing(rows, sources).tolist() == [[3, 1, 3], [0, 3, 3]]
-
-
-def test_moved_rows_are_one_rule_or_the_first_few() -> None:
-    pairs = [(row, row + 10, "") for row in range(wrong_rows.SHOWN + 2)]
-    assert wrong_rows._sentence("row", pairs[:1], 40) == "row 0 is that of row 10"
-    assert wrong_rows._sentence("row", pairs, 40).endswith(f"row {wrong_rows.SHOWN + 9}, and 2 more")
-    assert wrong_rows._sentence("head", [(1, 0, ""), (2, 1, "")], 3) == "each head is that of the head before it"
-    both = "row 0 is that of row 1, row 1 is that of row 0"
-    assert wrong_rows._sentence("row", [(0, 1, ""), (1, 0, "")], 2) == both
-    assert wrong_rows._sentence("row", [(0, 4, ""), (1, 4, "")], 9) == "rows 0, 1 are all that of row 4"
-    theirs = [(row, row, ' of request "b"') for row in range(2)]
-    assert wrong_rows._sentence("row", theirs, 4) == 'each row is that of request "b"'
-    assert wrong_rows._sentence("row", [(1, 0, ""), (2, 1, " of b")], 3).endswith("row 2 is that of row 1 of b")
-
-
-def test_two_moved_rows_are_no_rule_where_other_rows_are_equal() -> None:
-    """The second of 5 rows is equal to the fourth. Two or three rows after the first are those of the row before."""
-    right = torch.tensor([[1.0], [2.0], [3.0], [2.0], [5.0]], dtype=torch.float64)
-    for last, rule in ((3, False), (4, True)):
-        found = torch.cat((right[:1], right[: last - 1], right[last:]))
-        case = compared(right, found)
-        made = named_tensors(wrong_rows.permuted(case, 0, "row", []))
-        assert [one.tolist() for one in made.values()] == [found.tolist()] * rule
 
 
 def test_wrong_reads_of_streams_are_made_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,29 +453,6 @@ def test_a_token_of_half_the_weight_is_drawn_in_one_half_of_the_uniforms(
         assert reachable(row, 0, 0.0, torch.float64) is child and reachable(row, 1, 0.0, torch.float64) is other
     large = Row(logits + 100, SimpleNamespace(**{**vars(drawing), "at_nodes": [0.5] * 3}), 0)  # type: ignore[arg-type]
     assert all(reachable(large, token, 0.0, torch.float32) for token in (0, 1)), "rounding may decide"
-
-
-def test_the_ops_that_are_a_cause_are_spelled() -> None:
-    says = dict(_is=lambda cause, op, says, options=(): (op, says, options), _agree=lambda: "event 0 agrees")
-    its: Any = SimpleNamespace(**says)
-    assert _Climb._by_ops(its, ["gdn"], "plain") == (
-        "gdn", "cause: op `gdn` (with the op of `plain`, event 0 agrees)", ("--swap gdn=plain",))  # fmt: skip
-    assert _Climb._by_ops(its, ["gdn", "conv"], "plain")[1].startswith(  # type: ignore[index]
-        "cause: ops `gdn`, `conv` (with the ops of `plain`")
-
-
-@pytest.mark.parametrize(("eager", "graphs", "wanted"), [
-    (False, True, False), (True, True, True), (True, False, False), (False, False, False)])  # fmt: skip
-def test_further_runs_are_eager_if_the_first_had_to_be(eager: bool, graphs: bool, wanted: bool) -> None:
-    """Only a run whose setting has graphs needs this."""
-    ran = list[bool]()
-    replay = SimpleNamespace(plan=SimpleNamespace(setting=SimpleNamespace(graphs=graphs)),
-                             run=lambda variant, **given: ran.append(variant.eager) or SimpleNamespace(
-                                 verdict=SimpleNamespace(findings=["left"])))  # fmt: skip
-    its: Any = SimpleNamespace(replays=0, replay=replay, event=3, layers=None, begin=2, tiers=None, eager=eager,
-                               calm=False)  # fmt: skip
-    assert _Climb._left(its, Variant()) == ["left"] and ran == [wanted] and its.replays == 1
-    assert _Climb._left(its, Variant(eager=True)) == ["left"] and ran[1]
 
 
 @pytest.fixture(scope="module")

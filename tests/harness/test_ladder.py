@@ -7,13 +7,12 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from instep.diagnose import confirm_cause, locate
+from instep.diagnose import locate
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
@@ -259,33 +258,3 @@ def test_by_hand_one_thing_is_otherwise(trace: Trace, instep: Runner, words: tup
 def test_wrong_spelling_is_bad_input(trace: Trace, instep: Runner, words: tuple[str, ...], says: str) -> None:
     told = instep("replay", trace.path, "--ops", "plain", *words)
     assert told.code == Exit.BAD_INPUT and says in told.err and "Traceback" not in told.err
-
-
-def test_a_tensor_is_the_cause_if_only_memory_of_its_op_still_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The op of the keys also writes the memory of keys, and no state."""
-    keys, state = (Place("trunk", 0, name) for name in ("keys", "state"))
-    monkeypatch.setattr(confirm_cause, "also_writes", lambda place, memory: memory == keys)
-    agrees = "cause: the op (with the reference's keys, the rest of the event agrees"
-    for left, says in (([], f"{agrees})"), ([keys], f"{agrees}; the same op writes "), ([keys, state], "None")):
-        its: Any = SimpleNamespace(event=4, remains="", _is=lambda cause, op, says, options: says, _left=lambda variant,
-                                   left=left: [SimpleNamespace(place=one, event=4) for one in left])  # fmt: skip
-        assert str(confirm_cause._Climb._patched(its, "memory", None, "the op", [keys])).startswith(says)
-        assert ("still disagrees" in its.remains) is (says == "None")
-
-
-def test_without_tensors_to_replace_the_message_has_what_was_compared() -> None:
-    says = "not confirmed: the reference's tensors cannot be put into this engine; "
-    agrees = "everything compared before this event agrees"
-    late = "were not compared, so an earlier event may have left them"
-    for event, missing, place, due in (
-        (4, ["keys", "values", "states"], "state", f"{agrees}; keys, values and states {late} wrong"),
-        (4, ["keys"], "core", f"{agrees}; keys {late} wrong"), (4, [], "state", agrees),
-        (4, [], "core", f"{agrees}, its memory too: what this event computed from it is wrong"),
-        (0, [], "core", "it is the first event"),
-    ):
-        its: Any = SimpleNamespace(event=event, at=Place("trunk", 0, place), last=object(), _memory_not_compared=lambda
-                                   missing=missing: missing, _is=lambda cause, op, says: says, replay=SimpleNamespace(
-                                       plan=SimpleNamespace(setting=SimpleNamespace(led=True))))  # fmt: skip
-        assert confirm_cause._Climb.led(its) == says + due
-        its.replay.plan.setting.led = False
-        assert confirm_cause._Climb.led(its) is None

@@ -24,7 +24,6 @@ from instep.diagnose.mistakes import (
     norms,
     rotary_and_visible_positions,
     selective_states,
-    wrong_memory,
     wrong_rows,
 )
 from instep.diagnose.mistakes.delta_rule import MISTAKES as CATALOGUE
@@ -36,7 +35,6 @@ from instep.diagnose.mistakes.transformed_tensors import appearance
 from instep.diagnose.mistakes.wrong_labels import heads
 from instep.finding_problem import Explained, Unexplained
 from instep.oracle.single_layer_run import LayerWork
-from instep_reference.attention import AttentionMemory
 from instep_reference.contract.declared_rounding import SCALED_STATE
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.norms import L2_EPS
@@ -223,21 +221,6 @@ def test_labels_that_several_ranks_add_are_multiples() -> None:
     assert [one.sentence for one in appearance(case) if explanation_fit.fit(case, one)] == ["is all zero"]
 
 
-def test_entries_that_are_in_their_place_are_only_shown_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two pages with two positions each; the request has the second page. Its entries lie there, or one page early."""
-    units = torch.arange(4.0).view(2, 2, 1, 1)
-    monkeypatch.setattr(wrong_rows, "_is_of", lambda region, case: True)
-    region = SimpleNamespace(units=units, by="page", name="keys")
-    for right, says in ((units[1], "is right in the pool, and wrong in what the engine shows of it"),
-                        (units[0], "was written 2 positions too early, to page 0, position 0 of keys, not to page 1, "
-                                   "position 0")):  # fmt: skip
-        case: Any = SimpleNamespace(
-            granted=None, found=right - 9, right=right,
-            finding=SimpleNamespace(place=Place("trunk", 0, "keys"), request="a"), context=SimpleNamespace(
-                regions=[region], expected=SimpleNamespace(pages_after={"a": (1,)})))  # fmt: skip
-        assert [one.sentence for one in wrong_rows.elsewhere(case)] == [says]
-
-
 def test_routing_weights_are_those_of_another_row_or_count() -> None:
     """3 rows with two of three experts each; the routing weights are halved."""
     scores = torch.tensor([[3.0, 1.0, 2.0], [0.0, 5.0, 1.0], [2.0, 4.0, 3.0]], dtype=torch.float64)
@@ -389,15 +372,6 @@ def test_a_norm_over_other_columns_is_named() -> None:
         assert {one: made.tolist() for one, made in norms._of_other_columns(case, rows)} == {says: squares}
 
 
-def test_columns_in_another_order_are_one_rule_or_pairs() -> None:
-    right = torch.randn(2, 6, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
-    for order, says in (([3, 4, 5, 0, 1, 2], "column n is that of column (n - 3) mod 6"),
-                        ([0, 2, 1, 3, 4, 5], "column 1 is that of column 2, column 2 is that of column 1")):
-        case: Any = Compared(None, right[:, order], right, torch.ones(2, 1))  # type: ignore[arg-type]
-        (one,) = wrong_rows.permuted(case, 1, "column", [])
-        assert one.sentence == says and torch.equal(one.wrong, right[:, order]) and one.tries <= 6.0**2
-
-
 def test_a_slip_of_one_channel_in_bf16_is_no_other_column() -> None:
     """Each of 256 columns has one number in bf16, and many are near to another column's. Then two are exchanged."""
     right = torch.randn(1, 256, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
@@ -413,22 +387,6 @@ def test_a_slip_of_one_channel_in_bf16_is_no_other_column() -> None:
     assert explanation_fit.fit(slip, guess) is None
     little = explanation_fit.Explanation("is scaled", right * (1 + 2**-11))  # one tensor, not the nearest of many
     assert explanation_fit.fit(replace(slip, found=little.wrong.bfloat16()), little) is not None
-
-
-def test_memory_that_begins_again_inside_a_chunk_is_zero_before_its_rows() -> None:
-    """The sum of the rows so far, which began again at rows 2 and 4."""
-    rows = torch.tensor([[1.0], [2.0], [4.0], [8.0], [16.0]], dtype=torch.float64)
-
-    def again(own: Any, memory: None) -> torch.Tensor:
-        return own["qkv"].cumsum(0)
-
-    right = again({"qkv": rows}, None)
-    for found, says in (([[1], [3], [4], [12], [16]], "begins with zeros again at rows 2, 4"),
-                        ([[1], [2], [6], [14], [30]], "begins with zeros again at row 1"),
-                        ([[0], [3], [7], [15], [31]], "")):  # fmt: skip
-        case: Any = SimpleNamespace(found=torch.tensor(found, dtype=torch.float64), right=right, again=again,
-                                    own={"qkv": rows}.get, granted=torch.full((2, 1), 1e-6))  # fmt: skip
-        assert [one.sentence for one in wrong_memory._begun_again(case)] == [says] * bool(says)
 
 
 def test_wrong_scales_and_bounds_are_multiples_of_the_right_value() -> None:
@@ -491,41 +449,6 @@ def test_mistakes_of_a_layer_of_one_block_are_those_of_the_target(monkeypatch: p
         finding = SimpleNamespace(place=Place(stage, 0, "hidden"))
         case = SimpleNamespace(piece=object(), weights=weights, finding=finding)
         assert [*selective_states.selective(case)] == made  # type: ignore[arg-type]
-
-
-def test_a_stale_cache_explains_the_result_of_attention_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = torch.zeros(3, 1)
-    work = LayerWork("trunk", 0, rows, 3, AttentionMemory(rows, rows))
-    monkeypatch.setattr(wrong_memory, "_stale_cache", lambda case, kept: iter(["stale"]))
-    for component, made in (("attended", ["stale"]), ("query", [])):
-        case = SimpleNamespace(component=component, piece=SimpleNamespace(work=work))
-        assert [*wrong_memory.memory(case)] == made  # type: ignore[arg-type]
-
-
-def test_numbers_next_to_nan_must_be_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = torch.arange(4.0)
-    monkeypatch.setattr(wrong_memory, "agrees", lambda case: torch.equal(case.found, case.right))
-    for found, said in (([0, 1, torch.nan, 3], True), ([0, 9, torch.nan, 3], False), ([0, 1, 2, 3], False)):
-        case: Any = Compared(None, torch.tensor(found), right, None)  # type: ignore[arg-type]
-        assert wrong_memory._right_elsewhere(case, case.found.isnan()) is said
-
-
-def test_nan_with_the_bits_of_the_poison_is_from_memory_that_nothing_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state of NaN, and rows of which the second is NaN. NaN with other bits may have been computed."""
-    monkeypatch.setattr(wrong_memory, "_right_elsewhere", lambda case, lost: True)
-    poison, ones = -torch.tensor(torch.nan), torch.ones(2)
-    says = "is, or is made from, memory that nothing wrote (poison); all that is due to its op is finite"
-    for component, first, found, said in (
-        ("state", poison.expand(2), poison, says),
-        ("state", -poison.expand(2), -poison, "leaves NaN, although all that is due to its op is finite"),
-        ("normed", ones, poison, f"{says}, in row 1"), ("normed", ones, -poison, ""),
-        ("normed", ones, torch.stack((poison, -poison)), ""), ("state", ones, poison, f"{says}, in row 1"),
-        ("normed", ones, torch.stack((poison, ones[0])), f"{says}, in row 1"),
-    ):
-        case: Any = SimpleNamespace(
-            found=torch.stack((first, found.expand(2))), right=torch.ones(2, 2), component=component,
-            piece=SimpleNamespace(work=None), context=SimpleNamespace(log=SimpleNamespace(poison=poison.item())))
-        assert wrong_memory.unwritten(case) == said
 
 
 def test_the_weight_of_a_norm_is_that_of_its_layer() -> None:

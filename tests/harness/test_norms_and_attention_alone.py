@@ -17,7 +17,6 @@ from instep.diagnose.mistakes import (
     residual_streams,
     rotary_and_visible_positions,
     selective_states,
-    wrong_rows,
 )
 from instep.oracle.single_layer_run import LayerWork
 from instep_reference.attention import AttentionMemory
@@ -175,16 +174,3 @@ def test_queries_are_normed_from_the_first_half_of_their_projection() -> None:
     case.piece = SimpleNamespace(work=None)
     found = norms.norm_input(case)
     assert found is not None and found.tolist() == [[[0, 1], [4, 5]]]
-
-
-def test_entries_that_are_partly_in_their_place_follow_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two pages with two positions each. The request has the second: one entry lies there, and one a page early."""
-    monkeypatch.setattr(wrong_rows, "_is_of", lambda region, case: True)
-    for order, found in (([0, 1, 2, 3], 1), ([2, 3, 0, 1], 1), ([3, 1, 2, 0], 0)):
-        units = torch.arange(4.0)[order].view(2, 2, 1, 1)
-        region = SimpleNamespace(units=units, by="page", name="keys")
-        right = torch.tensor([2.0, 3.0]).view(2, 1, 1)
-        case: Any = SimpleNamespace(granted=None, found=right - 9, right=right, finding=SimpleNamespace(
-            place=Place("trunk", 0, "keys"), request="a"), context=SimpleNamespace(
-                regions=[region], expected=SimpleNamespace(pages_after={"a": (1,)})))  # fmt: skip
-        assert len([*wrong_rows.elsewhere(case)]) == found

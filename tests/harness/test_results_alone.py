@@ -1,6 +1,6 @@
 """Parts of checks of results, labels and calls, and of the choice of explanations, each alone on values made by hand.
 
-Leaves out: checks of memory, graphs and ranks, the search for causes (`test_checks_alone.py`), and formulas of
+Leaves out: checks of memory, graphs and ranks, the search for causes (`test_confirm_cause_alone.py`), and formulas of
 explanations (`test_explanations.py`).
 """
 
@@ -39,8 +39,7 @@ from instep.checks.ranks import with_ranks
 from instep.checks.sampled_tokens import Row
 from instep.checks.tensor_and_choice_judgement import Ties
 from instep.checks.trace_bookkeeping import Identity
-from instep.diagnose import confirm_cause, explanation_bank
-from instep.diagnose.confirm_cause import _Climb
+from instep.diagnose import explanation_bank
 from instep.diagnose.mistakes import source_slips
 from instep.finding_problem import Explained, Problem, Unexplained, WrongContent
 from instep.oracle import state_oracle
@@ -518,14 +517,6 @@ def test_a_broken_contract_belongs_to_its_place_its_op_and_its_event() -> None:
         assert bool(explanation_bank._contracts(Problem("differs"), findings[0], findings).broken) is same, place
 
 
-def test_an_engine_with_verbs_shows_whether_its_memory_was_right() -> None:
-    its: Any = SimpleNamespace(event=4, last=object(), replay=SimpleNamespace(plan=SimpleNamespace(
-        setting=SimpleNamespace(led=True))), _is=lambda cause, op, says: says, _memory_not_compared=list)  # fmt: skip
-    for place, event, memory in ((Place("trunk", 0, "core"), 4, True), (STATE, 4, False), (STATE, 0, False)):
-        its.at, its.event = place, event
-        assert ("its memory too" in str(_Climb.led(its))) is memory
-
-
 def test_requests_of_a_place_keep_the_mistakes_that_all_of_them_may_have() -> None:
     """Two of three sentences fit the rows of "b", which are few; a formula is wrong for every request or for none."""
     place, other = Place("trunk", 1, "query"), Place("trunk", 1, "key")
@@ -559,29 +550,3 @@ def test_slips_change_a_number_by_one_and_show_a_short_expression() -> None:
 
 def _turned(a: float, b: float, c: float, d: float) -> float:
     return a * b - c * d
-
-
-# -- the search for causes ---------------------------------------------------------------------------------
-
-
-def test_a_finding_that_a_calm_run_lacks_is_of_the_stress() -> None:
-    setting = SimpleNamespace(stress="poison")
-    says: Any = {"_is": lambda cause, op, says, options=(): cause, "_agree": lambda: "events 0 to 4 agree", "at": STATE,
-                 "replay": SimpleNamespace(plan=SimpleNamespace(setting=setting))}  # fmt: skip
-    for left, cause, calm, seen in (([], "stress", False, 0), ([finding()], None, True, 0),
-                                    ([finding(KEYS)], None, False, 1)):  # fmt: skip
-        its: Any = SimpleNamespace(calm=False, seen=[], _left=lambda variant, left=left: left, **says)
-        found: Any = _Climb.stress(its)
-        assert (found, its.calm, len(its.seen)) == (cause, calm, seen)
-    setting.stress = None
-    assert _Climb.stress(its) is None
-
-
-def test_ops_are_swapped_together_only_where_there_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirm_cause, "ops_of", lambda place, unused: ("gdn",))
-    for other, runs in ((["gdn"], 1), (["gdn", "conv"], 2), (["conv"], 1), ([], 0)):
-        tried = list[Any]()
-        its: Any = SimpleNamespace(at=STATE, unused=(), remains="", _others=lambda other=other: ("plain", other),
-                                   _keepers_ops=list, _agrees=lambda swap, tried=tried: tried.append(swap))  # fmt: skip
-        assert _Climb.op(its) is None and len(tried) == runs
-        assert bool(its.remains) is (other[-1:] == ["conv"])

@@ -21,10 +21,7 @@ from instep.diagnose.mistakes import (
     fitted_constants,
     residual_streams,
     selective_states,
-    wrong_inputs,
     wrong_labels,
-    wrong_memory,
-    wrong_rows,
     wrong_weights,
 )
 from instep.diagnose.mistakes.experts import Mixture
@@ -32,7 +29,7 @@ from instep.oracle.single_layer_run import LayerWork
 from instep.watch.memory_changes import pattern
 from instep_reference import per_layer_embedding as ple
 from instep_reference.contract.declared_rounding import Blocked
-from instep_reference.contract.place_names import STAGE_LEVEL, Place
+from instep_reference.contract.place_names import Place
 from instep_reference.contract.qwen4_config import PleShape
 from instep_reference.gdn import GdnMemory
 from instep_reference.label_ledger import expand
@@ -421,39 +418,6 @@ def test_only_weights_that_an_op_reads_are_replaced(monkeypatch: pytest.MonkeyPa
     assert [*found] == ["is made with `other` in the place of `one`"] and not next(iter(found.values())).any()
 
 
-def test_another_final_row_is_tried_for_one_row_of_the_draft_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wrong_inputs, "_before", lambda case: ())
-    monkeypatch.setattr(wrong_inputs, "_of_another_final_row", lambda case: ["a final row"])
-    for component, layer, rows, tried in (("post_normed", STAGE_LEVEL, 1, 1), ("final", STAGE_LEVEL, 1, 0),
-                                          ("post_normed", 0, 1, 0), ("post_normed", STAGE_LEVEL, 2, 0)):
-        case: Any = SimpleNamespace(component=component, right=torch.zeros(rows, 2), own=lambda name: None,
-                                    finding=SimpleNamespace(place=Place("extend", layer, component)),
-                                    piece=SimpleNamespace(work=None, span=SimpleNamespace(count=rows)))  # fmt: skip
-        assert len([*wrong_inputs.other_rows(case)]) == tried
-
-
-def test_results_of_a_layer_before_a_finding_are_its_own() -> None:
-    names = [("trunk", 0, "q"), ("trunk", 1, "q"), ("trunk", 0, "gated"), ("extend", 0, "q"), ("trunk", 0, "v")]
-    piece = SimpleNamespace(work=None, own=[Place(*each) for each in names])
-    case: Any = SimpleNamespace(piece=piece, finding=SimpleNamespace(place=Place("trunk", 0, "core")),
-                                own=lambda name: None if name == "v" else name)  # fmt: skip
-    assert [*wrong_inputs._before(case)] == [("`q`", "q")]
-
-
-def test_states_of_other_requests_are_read() -> None:
-    """Request "b" has another state of this layer; "c" has none, "d" one of another shape, and "e" the same."""
-    states = {"a": {0: torch.zeros(2)}, "b": {0: torch.ones(2)}, "c": {1: torch.ones(2)}, "d": {0: torch.ones(3)},
-              "e": {0: torch.zeros(2)}}  # fmt: skip
-    before = {name: SimpleNamespace(state=state) for name, state in states.items()}
-    case: Any = SimpleNamespace(
-        component="core", finding=SimpleNamespace(request="a"), history=SimpleNamespace(of=lambda request, index: ()),
-        made=lambda says, memory: [(says, memory.state)],
-        context=SimpleNamespace(index=4, subject=SimpleNamespace(before=before)))  # fmt: skip
-    memory: Any = value(state=torch.zeros(2))
-    found = [*wrong_memory._read(case, LayerWork("trunk", 0, torch.zeros(3, 1), 0, memory), memory)]
-    assert found == [('reads the state of request "b"', states["b"][0])]
-
-
 def test_taps_of_a_conv_are_those_of_other_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     """3 channels with 2 taps, of a short convolution."""
     monkeypatch.setattr(constants, "with_mixer", lambda case, says, layer, conv: [SimpleNamespace(
@@ -513,15 +477,6 @@ def test_labels_may_depend_on_a_state_inside_the_last_window(monkeypatch: pytest
                 made.append(reduce(mix, (chain, k, v, log_decay, beta, own)))
                 chain = folded(0, chain, k, v, log_decay, beta, True)
             assert wrong_labels.heads(wrong) == [label & MASK for label in made]
-
-
-def test_only_the_row_after_draft_1_is_compared_with_rows_of_the_draft_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    of: Any = wrong_rows
-    monkeypatch.setattr(of, "_proposed", lambda case: ["a row"])
-    for place, dims, found in ((of.PROPOSED, 1, ["a row"]), (of.PROPOSED, 2, []), (Place("trunk", 0, "ngram"), 1, [])):
-        case: Any = SimpleNamespace(component=place.component, found=torch.zeros((2,) * dims),
-                                    finding=SimpleNamespace(sides=object(), place=place))  # fmt: skip
-        assert [*of.windows(case)] == found
 
 
 def test_rows_that_were_made_alike_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:

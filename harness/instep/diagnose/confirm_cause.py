@@ -94,7 +94,7 @@ class _Climb:
         if self.eager:
             return None
         self.eager = True
-        left = self._left(Variant(eager=True))
+        left = self._left(Variant())
         if not left:
             return self._is("graph", None, f"cause: the CUDA graph (run eagerly, {self._agree()})")
         if left[0].place != self.at:
@@ -139,7 +139,7 @@ class _Climb:
 
     def op(self) -> Located | None:
         twin, other = self._others()
-        near = [op for op in (*self._keepers_ops(), *ops_of(self.at, self.unused)) if op in other]
+        near = [op for op in dict.fromkeys((*self._keepers_ops(), *ops_of(self.at, self.unused))) if op in other]
         for op in near:
             if self._agrees({op: twin}):
                 return self._by_ops([op], twin)
@@ -150,7 +150,7 @@ class _Climb:
         return None
 
     def place(self) -> Located | None:
-        if self.last is None or not self._fits(self.at):
+        if not self._fits(self.at):
             return None
         beside = [place for place in siblings(self.at) if self._fits(place)]
         named = {place.component for place in beside}
@@ -241,9 +241,9 @@ class _Climb:
         return ops
 
     def _by_ops(self, ops: Sequence[str], twin: str) -> Located:
-        which, that = ("op", "op") if len(ops) == 1 else ("ops", "ops")
+        which = "op" if len(ops) == 1 else "ops"
         names = ", ".join(f"`{op}`" for op in ops)
-        says = f"cause: {which} {names} (with the {that} of `{twin}`, {self._agree()})"
+        says = f"cause: {which} {names} (with the {which} of `{twin}`, {self._agree()})"
         return self._is("op", ", ".join(ops), says, tuple(f"--swap {op}={twin}" for op in ops))
 
     def _another_strategy(self) -> None:

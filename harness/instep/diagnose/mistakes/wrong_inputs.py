@@ -20,7 +20,7 @@ from ...watch.memory_changes import pattern
 from ...watch.rows_by_request import row_spans, rows
 from .finding_case import Case, Explanation, in_16_bits
 from .wrong_labels import code, embedded, heads, vocab_of
-from .wrong_rows import SHOWN
+from .wrong_rows import MOST_TRIED, SHOWN
 
 # Component -> the components that its op reads, if there are several, or if it reads memory, too.
 READS: dict[str, tuple[str, ...]] = {
@@ -74,14 +74,13 @@ def _or_seen_alone(case: Case, name: str, rows: torch.Tensor) -> str:
 def _moved(case: Case, name: str, own: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """The rows of an input shifted, its heads rotated, and the rows of other requests."""
     rows = len(own)
-    for step in [s for by in range(1, min(rows, FAR + 1)) for s in (by, -by) if s > 0 or by * 2 != rows]:
+    for step in [s for by in range(1, min(rows, FAR + 1)) for s in ((by,) if by * 2 == rows else (by, -by))]:
         where = "the row before" if step == 1 else "the row after" if step == -1 else (
             f"the row {abs(step)} {'before' if step > 0 else 'after'}")
         yield f"the {name} of {where}", own.roll(step, 0)
-    axis = HEAD_AXIS.get(name)
-    axis = axis if axis is not None and own.dim() > axis else 0
-    heads = own.shape[axis] if axis else 1
-    for step in range(1, min(heads, FAR + 1)):
+    axis = HEAD_AXIS.get(name, 0)
+    heads = own.shape[axis]
+    for step in range(1, min(heads, FAR + 1)) if axis else ():
         yield f"the {name} of another head: head h with that of head (h - {step}) mod {heads}", own.roll(step, axis)
     if rows > 1:
         yield f"the {name} of the first row for every row", own[:1].expand_as(own)
@@ -193,7 +192,8 @@ def tokens(case: Case) -> Iterator[Explanation]:
     ours, due = (nearest(x.to("cpu", torch.float64), rows) for x in (case.found, case.right))
     wrong = [row for row, pair in enumerate(zip(ours, due, strict=True)) if pair[0] != pair[1]]
     if wrong:
-        yield Explanation(_sentence(case, wrong, ours, due), rows[ours], float(len(rows)) ** len(wrong))
+        tries = float(len(rows)) ** min(len(wrong), MOST_TRIED)
+        yield Explanation(_sentence(case, wrong, ours, due), rows[ours], tries)
 
 
 def _sentence(case: Case, wrong: list[int], ours: list[int], due: list[int]) -> str:

@@ -148,7 +148,7 @@ def _part(case: Case, state: RequestState) -> torch.Tensor | None:
     held = dict(state.parts()).get(case.finding.place)
     if held is None or held.dim() != case.found.dim():
         return None
-    if case.component in ("keys", "values") and len(held) >= len(case.found):
+    if case.component in ("keys", "values"):
         held = held[: len(case.found)]
     return held if held.shape == case.found.shape else None
 

@@ -26,7 +26,7 @@ from .finding_case import STANDS, Case, Explanation
 
 SHOWN = 4  # pairs of rows that are printed
 MOST = 256  # rows that are compared with each other at most, if each has as many numbers
-MOST_TRIED = 99  # rows whose choices count as tries, so that their number stays finite
+MOST_TRIED = 50  # rows whose choices count as tries, so that their number stays finite: of 2**20 rows 2**1000
 
 
 def result_rows(case: Case) -> Iterator[Explanation]:
