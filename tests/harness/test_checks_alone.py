@@ -1,6 +1,7 @@
-"""Parts of checks and of the search for causes, each alone on values made by hand, one of which is wrong.
+"""Parts of checks, each alone on values made by hand, one of which is wrong.
 
-Leaves out: whole runs (`test_checks.py`, `test_ladder.py`), and formulas of explanations (`test_mistakes.py`).
+Leaves out: whole runs (`test_checks.py`), the search for causes (`test_confirm_cause_alone.py`), and formulas of
+explanations (`test_mistakes.py`).
 """
 
 import math

@@ -321,6 +321,11 @@ def test_the_first_reader_of_memory_may_come_late() -> None:
         assert ran[-1]["until"] == until and f"restored, {last})" in of.says
 
 
+def test_the_first_reader_may_corrupt_memory_again() -> None:
+    of, _ = climbed([found(STATE)], lambda variant: [found(STATE, 5)], events=(*EVENTS[:5], DECODE))
+    assert "restored, event 5 agrees until it corrupts it again)" in of.says
+
+
 def test_memory_that_no_event_reads_later_is_not_restored() -> None:
     for later, place in (((OF_B,), STATE), ((Draft(("a",)),), STATE), ((), STATE)):
         of, ran = climbed([found(place), found(CONV)], lambda variant: [], events=(*EVENTS[:5], *later),

@@ -33,7 +33,6 @@ from instep.diagnose.mistakes.finding_case import Compared, Explanation
 from instep.diagnose.mistakes.rotary_and_visible_positions import THETAS
 from instep.diagnose.mistakes.step_controller import from_requests
 from instep.diagnose.mistakes.wrong_labels import heads, undone
-from instep.diagnose.ops_by_place import NOT_OF_MINIMAX, NOT_OF_STREAMS, OF_MINIMAX, OF_STREAMS, unused_by
 from instep.oracle import miscounted_states
 from instep.oracle.single_layer_run import LayerWork
 from instep.watch.event_context import EventContext
@@ -344,20 +343,6 @@ def test_parts_of_a_previous_step_are_counted_in_words() -> None:
     says = [known.says for known, _ in miscounted_states.handed_over(torch.zeros(1), previous)]  # type: ignore[arg-type]
     assert says[1:] == ["was continued from the state after 1 token of the previous step; 3 tokens were read",
                         "was continued from the state after 2 tokens of the previous step; 3 tokens were read"]
-
-
-@pytest.mark.parametrize(("streams", "residual_factors", "lacks", "has"), [
-    (1, None, OF_STREAMS | OF_MINIMAX, NOT_OF_STREAMS - OF_STREAMS),
-    (4, None, NOT_OF_STREAMS, OF_STREAMS - NOT_OF_STREAMS),
-    (1, (1.0, 1.0), NOT_OF_MINIMAX, OF_MINIMAX - NOT_OF_MINIMAX)])  # fmt: skip
-def test_a_model_lacks_the_ops_of_other_families(streams: int, residual_factors: Any, lacks: Any, has: Any) -> None:
-    recurrence = SimpleNamespace(has_state=True, inputs="normed", name="gdn")
-    config = SimpleNamespace(latent=0, row_norms=False, recurrence=recurrence, streams=streams,
-                             residual_factors=residual_factors)  # fmt: skip
-    unused = unused_by(config)  # type: ignore[arg-type]
-    assert lacks <= unused and not has & unused and "gdn" not in unused and {"mamba2", "kda"} <= unused
-    recurrence.inputs, recurrence.name = "selective", "mamba2"
-    assert OF_MINIMAX | OF_STREAMS | {"gdn"} <= unused_by(config)  # type: ignore[arg-type]
 
 
 def test_wrong_states_of_earlier_rounds_are_named_by_their_age() -> None:

@@ -4,10 +4,28 @@ Leaves out: finding anything.
 """
 
 from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from instep.diagnose.ops_by_place import RESULTS, WRITERS, also_writes, ops_of, siblings
+from instep.diagnose.ops_by_place import (
+    NOT_OF_MINIMAX,
+    NOT_OF_STREAMS,
+    OF_GATES,
+    OF_HEADS,
+    OF_MINIMAX,
+    OF_ROTATED,
+    OF_SHORT_CONV,
+    OF_STREAMS,
+    RESULTS,
+    WRITERS,
+    also_writes,
+    memory_name,
+    ops_of,
+    siblings,
+    unused_by,
+)
 from instep.run.run_variants import in_memory
 from instep.verdict import Comparison, Tier, Verdict
 from instep_optimized.ops.op_protocols import Ops
@@ -27,6 +45,7 @@ def wrong(kind: str, stage: str, layer: int, component: str, event: int = 4) -> 
     ("forward", ("trunk", 0, "core"), ("trunk", 0, "state")),
     ("forward", ("trunk", 0, "state"), ("trunk", 1, "normed")),
     ("forward", ("trunk", AFTER_LAYERS, "length"), ("trunk", 3, "keys")),
+    ("forward", ("trunk", AFTER_LAYERS, "length"), ("trunk", STAGE_LEVEL, "embedding")),
     ("forward", ("trunk", AFTER_LAYERS, "pick"), ("trunk", AFTER_LAYERS, "root")),
     ("forward", ("trunk", AFTER_LAYERS, "root"), ("extend", STAGE_LEVEL, "embedding")),
     ("forward", ("extend", AFTER_LAYERS, "pick"), ("extend.1", STAGE_LEVEL, "embedding")),
@@ -66,3 +85,46 @@ def test_outputs_of_one_call_are_patched_together() -> None:
     assert also_writes(Place("trunk", 2, "core"), Place("trunk", 2, "state"))
     assert not also_writes(Place("trunk", 2, "core"), Place("trunk", 1, "state"))
     assert not also_writes(Place("trunk", 2, "core"), Place("trunk", 2, "conv"))
+    assert [memory_name(Place(stage, 0, name)) for stage in ("trunk", "extend") for name in ("conv", "keys")] == [
+        "conv windows", "keys", "draft conv windows", "draft keys"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("unused", "made"), [
+    (OF_ROTATED, ("latent_inputs", "linears", "linear")), (OF_HEADS, ("norm",)), (OF_GATES, ("linears", "linear")),
+    (OF_ROTATED - {"attend"}, ("latent_inputs",)), (OF_HEADS | {"linears"}, ("norm",)),
+])  # fmt: skip
+def test_queries_are_made_by_the_ops_that_a_model_uses(unused: frozenset[str], made: tuple[str, ...]) -> None:
+    assert ops_of(Place("trunk", 0, "query"), unused) == made
+    assert ops_of(Place("trunk", 0, "query")) == ("attention_inputs", "latent_inputs")
+
+
+def test_attention_over_latents_has_positions_and_gates_or_neither() -> None:
+    """The ops of attention that a model lacks: those of heads, or those of rotated keys. Mamba2 has no gates."""
+    for latent, rotary, rows, lacks, has in (
+        (8, 4, False, OF_ROTATED, {"output_gate", "latent_inputs", "attend_latents"}),
+        (8, 0, False, OF_ROTATED | {"output_gate", "latent_inputs"}, {"attend_latents"}),
+        (0, 4, False, {"attend_latents", "latent_inputs"}, {"attention_inputs", "attend", "output_gate"}),
+        (0, 4, True, OF_HEADS, {"attend"}),
+    ):  # fmt: skip
+        others = OF_SHORT_CONV | OF_MINIMAX | OF_STREAMS
+        for inputs, also in (("normed", others), ("selective", others | OF_GATES)):
+            config: Any = SimpleNamespace(latent=latent, rotary_dim=rotary, row_norms=rows, streams=1,
+                                          residual_factors=None, recurrence=SimpleNamespace(
+                                              has_state=True, inputs=inputs, name="gdn"))  # fmt: skip
+            unused = unused_by(config)
+            assert also | {"kda", "mamba2"} <= unused and "gdn" not in unused
+            assert inputs == "selective" or (lacks <= unused and not has & unused)
+
+
+@pytest.mark.parametrize(("streams", "residual_factors", "lacks", "has"), [
+    (1, None, OF_STREAMS | OF_MINIMAX, NOT_OF_STREAMS - OF_STREAMS),
+    (4, None, NOT_OF_STREAMS, OF_STREAMS - NOT_OF_STREAMS),
+    (1, (1.0, 1.0), NOT_OF_MINIMAX, OF_MINIMAX - NOT_OF_MINIMAX)])  # fmt: skip
+def test_a_model_lacks_the_ops_of_other_families(streams: int, residual_factors: Any, lacks: Any, has: Any) -> None:
+    recurrence = SimpleNamespace(has_state=True, inputs="normed", name="gdn")
+    config: Any = SimpleNamespace(latent=0, row_norms=False, recurrence=recurrence, streams=streams,
+                             residual_factors=residual_factors)  # fmt: skip
+    unused = unused_by(config)
+    assert lacks <= unused and not has & unused and "gdn" not in unused and {"mamba2", "kda"} <= unused
+    recurrence.inputs, recurrence.name = "selective", "mamba2"
+    assert OF_MINIMAX | OF_STREAMS | {"gdn"} <= unused_by(config)

@@ -39,13 +39,13 @@ from instep.checks.ranks import with_ranks
 from instep.checks.sampled_tokens import Row
 from instep.checks.tensor_and_choice_judgement import Ties
 from instep.checks.trace_bookkeeping import Identity
-from instep.diagnose import explanation_bank
+from instep.diagnose import RunHistory, explanation_bank
 from instep.diagnose.mistakes import source_slips
 from instep.finding_problem import Explained, Problem, Unexplained, WrongContent
 from instep.oracle import state_oracle
 from instep.run.run_variants import Variant
 from instep.tier_allowances import TRUTH_ERROR, log_prob_error, sums_error
-from instep.verdict import Comparison, Skipped, Tier
+from instep.verdict import Comparison, Skipped, Tier, Verdict
 from instep.watch.memory_changes import pattern
 from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Load
 from instep_reference.contract.engine import Row as BatchRow
@@ -427,6 +427,7 @@ def test_ties_are_too_many_above_what_rounding_explains(made: int, expected: flo
 
 def test_log_probabilities_err_by_the_logits_and_by_the_vocabulary() -> None:
     """Each part of x - max - log(sum) has its error: a right one may err by more if any part is larger."""
+    assert sums_error(16, 2.0**-20) == 8 * 2.0**-20  # 2 sqrt(16) additions, each within half a unit, and the total's
     without = log_prob_error(0.0, 1, 2.0**-20) - sums_error(1, 2.0**-20)  # log(1) is 0
     for largest, vocab in ((2.0, 1), (0.0, 1000), (2.0, 1000)):
         error = log_prob_error(largest, vocab, 2.0**-20) - sums_error(vocab, 2.0**-20)
@@ -482,6 +483,17 @@ def test_causes_are_confirmed_only_on_request_and_without_changes(monkeypatch: p
         replay: Any = SimpleNamespace(plan=SimpleNamespace(steps=None), run=lambda outcome=outcome, **given: outcome)
         found: Any = instep.diagnose.diagnose(replay, ladder=ladder, variant=variant)
         assert (found == "located") is runs
+
+
+def test_explanations_see_the_memory_of_earlier_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instep.diagnose, "explained", lambda compared, last, oracle, history: [history])
+    config = SimpleNamespace(hidden=8)
+    outcome = make_dataclass("Outcome", ("verdict", "plan", "last", "oracle"))(
+        Verdict(), SimpleNamespace(checkpoint=SimpleNamespace(config=config)), None, object())
+    for history in (RunHistory(), None):
+        of: Any = instep.diagnose.explain_outcome(outcome, history)
+        (seen,) = of.verdict.compared
+        assert of.oracle is None and (seen is history or (history is None and isinstance(seen, RunHistory)))
 
 
 @pytest.mark.parametrize(("last", "families"), [(1.0, "finite"), (torch.nan, "infinite")])

@@ -4,6 +4,7 @@ Leaves out: the checks that yield comparisons.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from instep.finding_problem import Explained, Problem, Unexplained, WrongContent
 from instep.kit.replayed_trace import Divergence, replayed
 from instep.report.divergence_message import message
 from instep.report.outcome_data import finding
-from instep.verdict import UNDECIDABLE, Comparison, Exit, Skipped, Tier, Verdict, prefer_shared
+from instep.verdict import UNDECIDABLE, Comparison, Exit, Skipped, Stressed, Tier, Verdict, prefer_shared
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 from support.inputs.outcomes import comparison
 from support.running.command import Runner
@@ -97,6 +98,28 @@ def test_a_recording_may_have_events_that_cannot_be_decided(elsewhere: int, exit
     verdict = Verdict([whole, within, event])
     allow_undecided_events(verdict)
     assert verdict.exit is exit and [one.reason for one in verdict.skipped] == ["6 of 10"] * (exit is Exit.AGREED)
+
+
+IDLE, ACTED = Stressed(0, "0 acts"), Stressed(2, "2 acts")
+
+
+@pytest.mark.parametrize(("facts", "agrees"), [
+    ({}, True), ({"served": False}, False), ({"stopped": "by a limit"}, False),
+    ({"segmented": True}, False), ({"segmented": True, "replayed": 1}, True),
+    ({"stages": 2}, False), ({"stages": 2, "relayed": 1}, True), ({"replicas": 2}, False),
+    ({"replicas": 2, "shared": 1}, True), ({"micro_batches": 2}, False), ({"micro_batches": 2, "overlapped": 1}, True),
+    ({"segmented": True, "stages": 2, "relayed": 1}, False), ({"replicas": 2, "overlapped": 1}, False),
+    ({"stressed": {"poison": ACTED}}, True), ({"stressed": {"poison": ACTED, "races": IDLE}}, False),
+])  # fmt: skip
+def test_an_engine_must_have_used_what_the_run_is_about(facts: dict[str, Any], agrees: bool) -> None:
+    """Graphs of prompts, stages, replicas, micro-batches, stress. A divergence counts all the same."""
+    assert Verdict([compared()], **facts).exit is (Exit.AGREED if agrees else Exit.INCONCLUSIVE)
+    assert Verdict([compared(worst=2.0)], **facts).exit is Exit.DIVERGED
+
+
+def test_a_finding_is_lost_if_it_is_about_numbers_that_are_not_finite() -> None:
+    for code, lost in ((None, False), ("differs", False), ("not_finite", True)):
+        assert replace(compared(), problem=code and Problem(code)).lost is lost  # type: ignore[arg-type]
 
 
 def test_nothing_compared_is_never_a_pass() -> None:
