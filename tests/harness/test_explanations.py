@@ -31,7 +31,6 @@ from instep.diagnose.mistakes import (
 from instep.diagnose.mistakes.experts import Mixture
 from instep.diagnose.mistakes.finding_case import Compared, Explanation
 from instep.diagnose.mistakes.rotary_and_visible_positions import THETAS
-from instep.diagnose.mistakes.step_controller import from_requests
 from instep.diagnose.mistakes.wrong_labels import heads, undone
 from instep.oracle import miscounted_states
 from instep.oracle.single_layer_run import LayerWork
@@ -42,7 +41,6 @@ from instep_reference.contract.declared_rounding import Blocked
 from instep_reference.contract.engine import Forward
 from instep_reference.contract.place_names import STAGE_LEVEL, Place
 from instep_reference.contract.sampling import Sampling
-from instep_reference.controllers.vllm_counts_by_batch import ByTable
 from instep_reference.label_ledger import code, expand
 from instep_reference.label_mixing import MASK, mix
 from instep_reference.weights import AttentionWeights, LatentWeights, fixed_decay
@@ -376,14 +374,6 @@ def test_weights_of_a_norm_are_confused_with_the_other_convention(monkeypatch: p
         other = stored if centred else 1 + stored
         assert scaled == {says: other.tolist(), f"is scaled with no weight, not with {says.rpartition('not with ')[2]}":
                           [1.0, 1.0]}  # fmt: skip
-
-
-def test_a_table_of_step_counts_may_begin_at_other_batches() -> None:
-    for more, starts in ((-2, {1: 3, 2: 1}), (1, {1: 3, 5: 1})):
-        table = ByTable(((1, 3, 3), (4, 9, 1)), 4, 3)
-        changed = from_requests(more)(table)
-        assert isinstance(changed, ByTable) and changed.starts == starts
-    assert from_requests(-9)(ByTable(((1, 3, 3), (4, 9, 1)), 4, 3)).starts == {1: 1}  # type: ignore[union-attr]
 
 
 def test_tokens_by_which_a_stale_state_is_late_are_counted_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

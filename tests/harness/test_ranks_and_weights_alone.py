@@ -4,7 +4,7 @@ Leaves out: engines of several ranks (`test_ranks.py`).
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import make_dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
 from functools import partial
 from itertools import combinations, pairwise, permutations
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep.diagnose.mistakes import wrong_ranks
+from instep.diagnose.mistakes import wrong_ranks, wrong_weights
 from instep.diagnose.mistakes.experts import Mixture
 from instep_reference.contract.place_names import Place
 from instep_reference.contract.shards import Segment, Shard
@@ -112,7 +112,7 @@ def sums(right: Tensor, size: int, unlike: int, part: Any) -> Iterator[tuple[str
 def test_every_wrong_partial_sum_of_ranks_is_tried(
     size: int, unlike: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a mixer whose rows have heads, a dense MLP, and experts. Replicas of other places do not count."""
+    """The sums are of a mixer with heads, a dense MLP, and experts. Replicas of other places are not counted."""
     x, rows = drawn(2, 3), drawn(2, 3, 4)
     mix, dense, out = mixture_of(x), mlp_of(6), drawn(3, 12)
 
@@ -208,7 +208,7 @@ def test_embeddings_of_a_rank_are_missing_or_added() -> None:
 
 
 def test_logits_of_ranks_are_in_another_order() -> None:
-    """Parts of unequal length are not in the place of others. Of more than 4 ranks, too many orders are possible."""
+    """Parts of unequal length are not in the place of others. More than 4 ranks have too many orders."""
     for vocab, size in ((4, 2), (6, 3), (7, 3), (4, 4), (5, 5)):
         case = case_of("logits", weights=SimpleNamespace(config=SimpleNamespace(vocab=vocab)))
         case.right, due = drawn(2, vocab), list[tuple[str, Tensor]]()
@@ -226,14 +226,15 @@ def test_logits_of_ranks_are_in_another_order() -> None:
 
 
 def test_weights_of_other_ranks_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A weight of one segment on 2 ranks, and of three segments on 3. Layers have other names of the same weights.
+    """A weight of one segment on 2 ranks, and of two or three on 3. Layers have other names of the same weights.
 
     The rows of channels are declared, too. That declaration may be right where the one of the weight is not.
     """
     made = list[tuple[str, dict[str, list[int]]]]()
     monkeypatch.setattr(wrong_ranks, "with_mixer", lambda case, says, layer, **changed: made.append(
         (says, {name: x.tolist() for name, x in changed.items()})) or ())  # fmt: skip
-    one, three = Shard(0, (Segment(4, 2),)), Shard(0, (Segment(3), Segment(6), Segment(3, 2)))
+    one, two, three = (Shard(0, segments) for segments in (
+        (Segment(4, 2),), (Segment(3), Segment(6, 2)), (Segment(3), Segment(6), Segment(3, 2))))  # fmt: skip
     latents = object.__new__(LatentWeights)
     plain = SimpleNamespace(**{name: torch.arange(8) for name in ("z", "a", "b", "A_log", "dt_bias", "key", "value")},
                             qkv=torch.arange(15), conv=torch.arange(15))  # fmt: skip
@@ -255,7 +256,7 @@ def test_weights_of_other_ranks_are_tried(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(wrong_ranks, "layer_of", lambda case, layer=layer: layer)
         monkeypatch.setattr(wrong_ranks.shards, "weight", lambda config, name, asked=asked, right=(
             three if component == "qkv" else one): asked.append(name) or right)  # fmt: skip
-        rows = {"mixed": replace(three, axis=1), "z": three}
+        rows = {"mixed": replace(two, axis=1), "z": three}
         facts = SimpleNamespace(size=3 if channels else 2, row=lambda place, rows=rows: rows.get(place.component))
         made.clear()
         case = case_of(component, weights=SimpleNamespace(config=SimpleNamespace(low_rank=low_rank)))
@@ -271,6 +272,8 @@ def test_weights_of_other_ranks_are_tried(monkeypatch: pytest.MonkeyPatch) -> No
                         (f"ranks 0 and 1 have {short} of each other", {field: last + first})]  # fmt: skip
                 continue
             own = [[0, 3, 4, 9, 10], [1, 5, 6, 11, 12], [2, 7, 8, 13, 14]]
+            if component == "mixed":
+                own = [[0, 3, 4, 5, 6], [1, 7, 8, 9, 10], [2, 11, 12, 13, 14]]
             for rank, other in (*permutations(range(3), 2), *combinations(range(3), 2)):
                 both = len(due) >= 6
                 rows = [*range(15)]
@@ -297,3 +300,98 @@ def test_ranks_and_replicas_are_tried_where_they_are(monkeypatch: pytest.MonkeyP
         for piece in (object(), None):
             case: Any = SimpleNamespace(piece=piece, context=SimpleNamespace(ranks=mine, group=other))
             assert [*wrong_ranks.ranks(case)] == (due if piece else [])
+
+
+# -- weights of other places -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer with two parts; the model and its drafters have layers."""
+
+    mixer: Any
+    norm: Any = None
+
+
+def test_a_layer_is_that_of_the_stage_and_takes_its_place() -> None:
+    """The draft head comes before a block drafter. A place of no layer, or after all layers, has none."""
+    model, head, block = ([Layer(f"{name}{n}") for n in range(2)] for name in ("trunk", "head", "block"))
+    for draft, blocks in ((head, block), (None, block), (head, None), (None, None)):
+        weights = value(layers=tuple(model), draft=draft and value(layers=tuple(draft)),
+                        block=blocks and value(layers=tuple(blocks)))  # fmt: skip
+        for stage, own in (("trunk", model), ("extend", draft or blocks), ("block", draft or blocks)):
+            for at in (-1, 0, 1, 2):
+                made = list[Any]()
+                case: Any = SimpleNamespace(
+                    weights=weights, finding=SimpleNamespace(place=Place(stage, at, "x")),
+                    made=lambda says, weights, made=made: made.append((says, weights)) or ())  # fmt: skip
+                due = own[at] if own and at in (0, 1) else None
+                assert wrong_weights.layer_of(case) is due
+                assert not [*wrong_weights.with_layer(case, "says", norm=3)] and len(made) == (due is not None)
+                if due is None:
+                    continue
+                ((says, changed),) = made
+                parts = {"trunk": changed, "head": changed.draft, "block": changed.block}
+                for name, right in (("trunk", model), ("head", draft), ("block", blocks)):
+                    new = [replace(one, norm=3) if one is due else one for one in right or []]
+                    assert [*(parts[name].layers if right else [])] == new
+                assert says == "says"
+        assert wrong_weights.in_place(weights, case, model[0]) == replace(weights)
+
+
+def test_weights_of_every_other_layer_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three layers, of which the last has a norm of another type, and a draft head of one. A piece has 64 tokens."""
+    model, head = (Layer(1, 1.5), Layer(2, 2.5), Layer(3, "a norm")), (Layer(4, 4.5),)
+    monkeypatch.setattr(wrong_weights, "_made", lambda case, says, layer: [(says, layer)])
+    monkeypatch.setattr(wrong_weights, "_of_the_layer", lambda case, layer: [("of the layer", layer)])
+    made, drafter = "is made with the weights of {}", ("the drafter's layer 0", head[0])
+    for stage, at, own, due in (
+        ("trunk", 1, model[1], [("layer 0", model[0]), ("layer 2", Layer(3, 2.5)), drafter]),
+        ("trunk", 2, model[2], [("layer 0", Layer(1, "a norm")), ("layer 1", Layer(2, "a norm")),
+                                (drafter[0], Layer(4, "a norm"))]),
+        ("extend", 0, head[0], [(f"the target's layer {n}", Layer(n + 1, (1.5, 2.5, 4.5)[n])) for n in range(3)]),
+    ):  # fmt: skip
+        weights = value(layers=model, draft=value(layers=head), block=None)
+        for piece in (*(SimpleNamespace(span=SimpleNamespace(count=count)) for count in (64, 65)), None):
+            case: Any = SimpleNamespace(weights=weights, piece=piece)
+            case.finding = SimpleNamespace(place=Place(stage, at, "x"))
+            tried = piece is not None and piece.span.count == 64
+            found: Any = [*wrong_weights.other_weights(case)]
+            expected = [*((made.format(says), layer) for says, layer in due), ("of the layer", own)]
+            assert found == (expected if tried else [])
+    case = SimpleNamespace(weights=weights, piece=SimpleNamespace(span=SimpleNamespace(count=1)),
+                           finding=SimpleNamespace(place=Place("trunk", 3, "x")))  # fmt: skip
+    assert not [*wrong_weights.other_weights(case)]
+
+
+@pytest.mark.parametrize("reads_wide", [True, False])
+def test_a_weight_takes_the_place_of_one_that_the_op_reads(reads_wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The op reads `mixer.one`, `mixer.two` and perhaps `mixer.wide`. It raises if `mixer.three` is NaN.
+
+    Weights of another form make no result.
+    """
+    mixer = value(one=drawn(2), two=drawn(2), three=drawn(2), wide=drawn(3), none=None, empty=drawn(0))
+    layer = Layer(mixer, value(weight=drawn(2), eps=None))
+    monkeypatch.setattr(wrong_weights, "in_place", lambda weights, case, layer: layer)
+
+    def result(one: Tensor, two: Tensor, wide: Tensor) -> Tensor:
+        return torch.cat([one, two, wide[: 3 * reads_wide]])
+
+    def made(says: str, weights: Layer) -> Iterator[Any]:
+        if weights.mixer.wide.shape != (3,) or weights.mixer.three.isnan().any():
+            raise RuntimeError("another form")
+        mine = weights.mixer
+        yield SimpleNamespace(sentence=says, wrong=result(mine.one, mine.two, mine.wide))
+
+    case: Any = SimpleNamespace(weights=None, made=made)
+    small = {f"mixer.{name}": getattr(mixer, name) for name in ("one", "two", "three")}
+    small["norm.weight"] = layer.norm.weight
+    due = list[tuple[str, Tensor]]()
+    for name, at in (("mixer.one", 0), ("mixer.two", 1)):
+        for other, theirs in small.items():
+            if other != name:
+                parts = [mixer.one, mixer.two, mixer.wide]
+                parts[at] = theirs
+                due.append((f"is made with `{other}` in the place of `{name}`", result(*parts)))
+    due.append(("is made with `mixer.one` and `mixer.two` exchanged", result(mixer.two, mixer.one, mixer.wide)))
+    assert agree(wrong_weights._of_the_layer(case, layer), due)

@@ -3,16 +3,20 @@
 Leaves out: the correct rules (`tests/reference`), and an engine's controller (`test_diagnose_planted.py`).
 """
 
+import ast
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from instep.diagnose import diagnose
 from instep.diagnose.mistakes import step_controller
-from instep.diagnose.mistakes.source_slips import of_function, slipped
+from instep.diagnose.mistakes.source_slips import of_function, others, slipped
 from instep.diagnose.mistakes.step_controller import (
     MOST,
     RIGHT,
@@ -21,17 +25,23 @@ from instep.diagnose.mistakes.step_controller import (
     Steps,
     Told,
     count,
+    from_requests,
     same,
+    told,
     wishes,
     wrong_rule,
 )
+from instep.finding_problem import WrongContent
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import read
 from instep_proof.faults.catalogue.fault import Edit
+from instep_reference.contract import engine
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.controllers import Controlled
+from instep_reference.contract.engine import Commit, Committed, Forward, Row, SetNumSteps
 from instep_reference.controllers.sglang_0_5_12 import Brackets
+from instep_reference.controllers.vllm_counts_by_batch import ByTable
 from support.running.covering import few
 
 NUMBERS: dict[str, Any] = {"ema_alpha": 0.3, "update_interval": 3, "warmup_batches": 2, "down_hysteresis": -0.5,
@@ -159,6 +169,103 @@ def test_slip_without_a_rule_names_the_expression() -> None:
     assert found is not None
     assert found.says == f"has a slip in `{slip.right}`, as `Brackets.update` of the reference has it"
     assert wishes(FLAT, RIGHT, past, past[-1].wish), "the reference runs its own code again"
+
+
+def test_the_last_batch_that_is_not_counted_yet_is_counted_a_round_late() -> None:
+    """The fifth batch decides, at 3 steps for 3. A driver sets 1 step, and the late controller decides from there."""
+    (late,) = (rule for rule in RULES if rule.late)
+    past = [Told(None, (2, 2), None, False, (2, 2), 3)] * 5
+    past = [*past, Told(None, None, 1, False, (2, 2), 1), Told(None, (1, 1), None, False, (2, 2), 1)]
+    assert wishes(FLAT, RIGHT, past, 1) and wishes(FLAT, late, past, 3) and not wishes(FLAT, late, past, 1)
+
+
+def test_an_idle_step_that_counts_has_one_request() -> None:
+    """Without drafts, the fifth batch of a size decides for its fewest steps: 1 for one request, 3 for more."""
+    (idle,) = (rule for rule in RULES if rule.idle)
+    file = {size: {"candidate_steps": [0, steps, 7]} | NUMBERS for size, steps in (("1", 1), ("2", 3))}
+    past = [Told(None, None, None, True, (1, 1), 0) for _ in range(5)]
+    assert wishes(Steps(0, AdaptiveFile.of(file)), idle, past, 1)
+
+
+def test_before_the_first_batch_the_requests_of_the_next_round_decide() -> None:
+    (routed,) = (rule for rule in RULES if rule.sentence == ROUTED)
+    for requests, right in ((1, 7), (2, 3), (4, 1)):
+        past = [Told(None, None, None, True, (0, requests), right)]
+        assert [wish for wish in (1, 3, 7) if wishes(TABLE, routed, past, wish)] == [right]
+
+
+def test_a_few_rules_and_slips_that_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to three rules, next to any number of slips. Without a rule, one or two slips."""
+    for rules in range(5):
+        for slips in range(4):
+            fits, alike = RULES[:rules], [WrongContent(f"slip {n}") for n in range(slips)]
+            monkeypatch.setattr(step_controller, "wishes", lambda steps, rule, past, found, fits=fits: rule in fits)
+            monkeypatch.setattr(step_controller, "_one_slip", lambda *given, alike=alike: alike)
+            found = wrong_rule(FLAT, [], 0)
+            if rules > 3 or (not rules and slips not in (1, 2)):
+                assert found is None
+                continue
+            says = [one.sentence for one in fits] or [one.says for one in alike]
+            if rules and slips:
+                says.append("slip 0" if slips == 1 else f"a slip in the rule, at any of {slips} places")
+            assert found is not None and found.names == tuple(one.name for one in fits)
+            assert found.says == says[0] + (f" [equal: {'; '.join(says[1:])}]" if says[1:] else "")
+
+
+def test_the_inputs_of_a_controller_are_batches_counts_and_steps() -> None:
+    """A verify of a forward is no decode. The counts without caps are known for given paths with caps."""
+    rows = tuple(Row(name, kind) for name, kind in (("a", "decode"), ("b", "verify"), ("c", "decode"), ("d", "decode")))
+    done = Committed(**{one.name: torch.tensor([1, 0] if one.name == "num_correct_drafts" else [9, 9])
+                        for one in fields(Committed)})  # fmt: skip
+    paths = (engine.Path((1, 2), 5), engine.Path((), 6))
+    none = {"decode_rows": None, "counts": None, "in_force": None, "whole": None}
+    for event, answer, due in (
+        (Forward(rows), None, {"decode_rows": 3}), (Forward(()), None, {}), (SetNumSteps(7), None, {"in_force": 7}),
+        (Commit(("a", "b")), done, {"counts": (1, 0)}), (Commit(("a", "b")), None, {}), (Forward(rows[:1]), done,
+                                                                                       {"decode_rows": 1}),
+        (Commit(("a", "b"), accepted=paths, caps=(1, 1)), done, {"counts": (1, 0), "whole": (2, 0)}),
+        (Commit(("a", "b"), accepted=paths), done, {"counts": (1, 0)}),
+        (Commit(("a", "b"), caps=(1, 1)), done, {"counts": (1, 0)}),
+    ):  # fmt: skip
+        for kind in ("idle", "commit"):
+            context = SimpleNamespace(event=event, kind=kind, expected=SimpleNamespace(coming=(2, 3)),
+                                      truth=SimpleNamespace(answer=answer, wanted_num_steps=4))  # fmt: skip
+            assert told(context) == Told(**none | due, idle=kind == "idle", coming=(2, 3), wish=4)
+
+
+def test_a_table_of_step_counts_may_begin_at_other_batches() -> None:
+    for more, starts in ((-2, {1: 3, 2: 1}), (1, {1: 3, 5: 1}), (-9, {1: 1})):
+        assert from_requests(more)(ByTable(((1, 3, 3), (4, 9, 1)), 4, 3)).starts == starts
+
+
+def clipped(x: int, by: int = 3 - 1) -> int:
+    while x > 100:
+        x -= 1 + by
+    if x - by * 2:
+        return 5
+    return not x
+
+
+class Longer(list):
+    def size(self) -> int:
+        return super().__len__() + 1
+
+
+def test_slips_of_a_function_are_its_programs_with_one_change() -> None:
+    """None is in a `while`. A changed symbol in the text may bind in another order."""
+    due = {"3 - 1": ["3 + 1", "3", "1", "4 - 1", "2 - 1", "3 - 2", "3 - 0"], "5": ["6", "4"], "not x": ["x"],
+           "x - by * 2": ["x + by * 2", "x", "by * 2", "x - (by + 2)", "x - by / 2", "x - by", "x - 2", "x - by * 3",
+                          "x - by * 1", "x - by + 2"]}  # fmt: skip
+    slips = of_function(clipped)
+    assert sorted((one.right, one.wrong) for one in slips) == sorted((top, each) for top in due for each in due[top])
+    (half,) = (one.code for one in slips if one.wrong == "x - by / 2")
+    with slipped(clipped, next(one for one in slips if one.code is half)):
+        assert clipped(1) == 0 and clipped(3) == 5
+    assert clipped(4) == 0 and clipped(1) == 5
+    size = "super().__len__()"
+    assert {one.wrong for one in of_function(Longer.size)} == {f"{size} - 1", size, f"{size} + 2", f"{size} + 0"}
+    for bit in (True, False):
+        assert [one.value for one in others(ast.Constant(bit))] == [not bit]
 
 
 @pytest.mark.slow

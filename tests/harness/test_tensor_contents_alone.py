@@ -97,6 +97,7 @@ NEAR, OFF = 1 + 2.0**-9, 1 + 2.0**-6  # a number that bfloat16 does not have, an
     ([(1 + 2.0**-12, 1.0)], 0.0, "float32", "bfloat16 float16"),
     ([(1 + 2.0**-12, 1 + 2.0**-10)], 0.0, "float32", "float16"),
     ([(1 + 2.0**-12, 1 + 2.0**-10)], 0.0, "float16", ""),
+    ([(NEAR, 1.0)], 0.0, "float16", ""),  # a dtype of as many bits
 ])  # fmt: skip
 def test_narrow_numbers_are_near_right_ones_that_are_not(
     rows: list[tuple[float, float]], slack: float, dtype: str, narrow: str
@@ -169,7 +170,8 @@ def test_rows_of_the_last_verify_are_those_at_another_stride_or_place(monkeypatc
 
 @pytest.mark.parametrize(("slot", "nodes", "rows"), [
     (2, (0, 2), {1: [2, 4], 2: [4, 6], 4: [8, 10]}), (1, (3, 1), {1: [4, 2], 2: [5, 3], 4: [7, 5]}),
-    (5, (0,), {1: [5], 2: [10]}), (5, (0, 1), {1: [5, 6], 2: [10, 11]}), (3, (3,), {1: [6], 2: [9]}),
+    (5, (0,), {1: [5], 2: [10]}), (5, (0, 1), {1: [5, 6], 2: [10, 11]}), (5, (1, 2), {1: [6, 7]}),
+    (3, (3,), {1: [6], 2: [9]}),
     (0, (0, 2), {}), (12, (0,), {})])  # fmt: skip
 def test_rows_of_a_pool_are_read_at_every_width(
     slot: int, nodes: tuple[int, ...], rows: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
@@ -181,9 +183,10 @@ def test_rows_of_a_pool_are_read_at_every_width(
     monkeypatch.setattr(wrong_strides, "rms_norm", lambda rows, weight, eps: (weight + eps) * rows.double())
     memory = torch.arange(7.0 + 12 * 5 + 4)
     pool = memory.as_strided((3, 4, 2), (15, 5, 1), 7)
-    regions = [SimpleNamespace(units=units, by=by, name="final rows") for units, by in (
-        (pool, "page"), (pool[0], "slot"), (pool[None], "slot"), (pool[..., :1], "slot"),
-        (torch.complex(pool, pool), "slot"), (pool, "slot"))]  # fmt: skip
+    regions = [SimpleNamespace(units=units, by=by, name=name) for units, by, name in (
+        (pool, "page", "pages"), (pool[0], "slot", "a slot"), (pool[None], "slot", "several"),
+        (pool[..., :1], "slot", "narrow"), (torch.complex(pool, pool), "slot", "complex"),
+        (pool, "slot", "final rows"))]
     case = commit(regions=regions, slots={"b": slot})
     says = "reads the verified rows with a wrong stride: it takes slot r, step t from row r * {} + t, but slots of"
     due = {f"{says.format(width)} final rows are 3 rows apart": torch.stack(
@@ -291,7 +294,7 @@ def test_products_may_round_weights_rows_and_results(
 
 
 def test_a_history_has_the_last_states_that_an_event_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """States that a verify leaves are those of before. The state right before an event is that of its own request."""
+    """States that a verify leaves are those of before. The state right before an event is not an earlier one."""
     monkeypatch.setattr(run_history, "told", lambda context: context.index)
     history, before = RunHistory(None), dict[str, str]()
     prefill, verify, decode = (Row(name, kind) for name, kind in (("a", "prefill"), ("a", "verify"), ("b", "decode")))

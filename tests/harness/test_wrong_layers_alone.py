@@ -405,19 +405,6 @@ def test_blocks_of_weights_are_norms_or_inside_other_blocks() -> None:
     assert names == ["one", "other.one", "other.other", "other.other.one", "last_norm", "last_norm.other"]
 
 
-def test_only_weights_that_an_op_reads_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The op reads the first of two weights of one form; without the second its result has another form."""
-    layer: Any = Block(torch.ones(2), torch.zeros(2))
-
-    def made(case: Any, says: str, changed: Any) -> Any:
-        if says or changed.other.isfinite().all():
-            yield SimpleNamespace(sentence=says, wrong=changed.one)
-
-    monkeypatch.setattr(wrong_weights, "_made", made)
-    found = named_tensors(wrong_weights._of_the_layer(SimpleNamespace(), layer))  # type: ignore[arg-type]
-    assert [*found] == ["is made with `other` in the place of `one`"] and not next(iter(found.values())).any()
-
-
 def test_taps_of_a_conv_are_those_of_other_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     """3 channels with 2 taps, of a short convolution."""
     monkeypatch.setattr(constants, "with_mixer", lambda case, says, layer, conv: [SimpleNamespace(

@@ -254,17 +254,89 @@ def test_a_short_ring_replays_the_last_token_of_each_entry() -> None:
 
 
 def test_entries_that_this_step_overwrote_are_those_of_its_last_tokens() -> None:
-    before, of = scene(3, 3), scene(4, 4)
-    pending = before.k, before.log_decay, before.updates
-    found = [one.wrong for one in wrong_states._before_an_overwrite(replace(of, pending=pending))]
-    for many in (1, 2, 3):
-        state = of.previous
-        assert state is not None
-        for t in range(3):
-            own, at = (of, 4 - many + t) if t < many else (before, t)
-            state = add(state, own.k[at], own.log_decay[at], own.updates[at])
-        assert same(found[2 * many - 2 : 2 * many], of.carried(state))
-    assert len(found) == 6
+    for before, of in ((scene(3, 3), scene(4, 4)), (scene(4, 4), scene(3, 3))):
+        pending = before.k, before.log_decay, before.updates
+        found = [one.wrong for one in wrong_states._before_an_overwrite(replace(of, pending=pending))]
+        for many in (1, 2, 3):
+            state = of.previous
+            assert state is not None
+            for t in range(len(before.k)):
+                own, at = (of, len(of.k) - many + t) if t < many else (before, t)
+                state = add(state, own.k[at], own.log_decay[at], own.updates[at])
+            assert same(found[2 * many - 2 : 2 * many], of.carried(state))
+        assert len(found) == 6
+        for lacks in ({"pending": None}, {"pending": pending, "previous": None}):
+            assert not [*wrong_states._before_an_overwrite(replace(of, **lacks))]
+
+
+def test_known_states_are_those_of_a_state_or_of_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ring of parts in 16 bits has wrong parts, too. Updates of a tree are shown by node."""
+    of, asked = scene(2), list[Any]()
+    update, other = (NamedMistake(name, name).known() for name in ("update", "other"))
+    monkeypatch.setattr(wrong_states, "own_scene", lambda case: case.scene)
+    monkeypatch.setattr(wrong_states, "wrong_parts", lambda given, ring, shown, updates: (
+        asked.append((given, ring, shown, updates)) or [(other, of.base)]))  # fmt: skip
+    for name, known in (("wrong_updates", update), ("unstored_updates", other), ("wrong_states", other),
+                        ("overfull", update)):
+        monkeypatch.setattr(wrong_states, name, lambda given, known=known: [(known, given.base)])
+    shown = torch.arange(4.0)
+    for component, parents, rounds, stored in (
+        ("state", None, torch.bfloat16, shown), ("state", (-1, 0), torch.bfloat16, shown),
+        ("update", None, torch.float16, shown), ("state", None, torch.bfloat16, None), ("state", None, None, shown),
+        ("state", None, object(), shown),
+    ):  # fmt: skip
+        piece = SimpleNamespace(own={"update": stored}, place=lambda name: name, span=SimpleNamespace(nodes=(3, 1)),
+                                folding=SimpleNamespace(parents=parents))  # fmt: skip
+        case: Any = SimpleNamespace(component=component, piece=piece, scene=of,
+                                    oracle=SimpleNamespace(rounds={wrong_states.RING: rounds}))  # fmt: skip
+        asked.clear()
+        found = [one.sentence for one in wrong_states.known_states(case)]
+        narrow = isinstance(rounds, torch.dtype)
+        names = ["update", "other"] if component == "update" else ["other", "update"]
+        assert found == ["other"] * narrow + names and len(asked) == narrow
+        if narrow:
+            given, ring, theirs, updates = asked[0]
+            assert (given, ring, updates) == (of, rounds, component == "update")
+            due = None if stored is None or component == "update" else [3, 1] if parents else [0, 1, 2, 3]
+            assert (theirs if theirs is None else theirs.tolist()) == due
+            assert theirs is None or theirs.dtype == of.k.dtype
+    case.oracle = None
+    assert [one.sentence for one in wrong_states.known_states(case)] == ["other", "update"]
+    case.scene = None
+    assert not [*wrong_states.known_states(case)]
+
+
+def test_states_of_short_rings_and_other_requests_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state has a scene if its piece folds. Those of other requests are of the same layer."""
+    monkeypatch.setattr(wrong_states, "scene_of", lambda piece, others: (piece, others))
+    monkeypatch.setattr(wrong_states, "_own", lambda piece, case: f"own {piece.name}")
+    pieces = [SimpleNamespace(name=name, folding=folding, layer=layer, request=name[0]) for name, folding, layer in (
+        ("a", 1, 0), ("b", 1, 0), ("c", None, 0), ("d", 1, 1), ("a2", 1, 0))]  # fmt: skip
+    for component, piece, made in (("state", pieces[0], True), ("update", pieces[0], True), ("core", pieces[0], False),
+                                   ("state", pieces[2], False), ("state", None, False)):  # fmt: skip
+        case: Any = SimpleNamespace(component=component, piece=piece, pieces=pieces)
+        scene_there: Any = wrong_states.own_scene(case)
+        assert scene_there == (("own a", ["own a", "own b", "own d", "own a2"]) if made else None)
+    of = scene(2)
+    monkeypatch.setattr(wrong_states, "scene_of", lambda piece, others: of)
+    case = SimpleNamespace(component="state", piece=pieces[0], pieces=pieces)
+    says = 'holds the state of request "b" {}'.format
+    due = {says(f"{when} of its step" if at else when): of.after(at) for at, when in (
+        (0, "from before its step"), (1, "after 1 token"), (3, "after 3 tokens"), (4, "after 4 tokens"))}  # fmt: skip
+    found = {one.sentence: one.wrong for one in wrong_states._of_others(case)}
+    assert [*found] == [*due] and same(found.values(), due.values())
+    monkeypatch.setattr(wrong_states, "_in_a_short_ring", lambda scene: ["short"])
+    monkeypatch.setattr(wrong_states, "_before_an_overwrite", lambda scene: ["overwritten"])
+    monkeypatch.setattr(wrong_states, "_of_others", lambda case: ["others"])
+    for component, there, tried in (("state", of, ["short", "overwritten", "others"]), ("update", of, []),
+                                    ("state", None, []), ("state", replace(of, verb="given"), ["others"])):  # fmt: skip
+        monkeypatch.setattr(wrong_states, "own_scene", lambda case, there=there: there)
+        case.component = component
+        every: list[Any] = [*wrong_states.states(case)]
+        assert every == tried
+    case.piece = None
+    monkeypatch.undo()
+    assert not [*wrong_states._of_others(case)]
 
 
 def test_own_rows_replace_those_of_the_truth_except_the_wrong_ones() -> None:

@@ -95,7 +95,7 @@ def _other_symbols(text: str, node: ast.BinOp, top: ast.AST) -> Iterator[tuple[a
     first, last = (at(top.lineno, top.col_offset), at(top.end_lineno, top.end_col_offset))  # type: ignore[attr-defined]
     for other in OPERATORS.get(type(node.op), ()) if old else ():
         new = SYMBOLS[other].encode()
-        gap = source[begin:end].replace(old, new, 1)
+        gap = source[begin:end].replace(old, new)
         program = source[:begin] + gap + source[end:]
         part = program[first : last + len(new) - len(old)].decode()
         try:

@@ -123,7 +123,7 @@ def wrong_rule(steps: Steps, history: Sequence[Told], found: int) -> Explained |
 
 def _one_slip(steps: Steps, history: Sequence[Told], found: int) -> list[WrongContent]:
     """The expressions of the reference's controller in which one slip gives the found step count."""
-    mine = [vars(inspect.getmodule(each)) | vars(each) for each in type(steps.controller()).__mro__[:-1]]
+    mine = [vars(inspect.getmodule(each)) | vars(each) for each in type(steps.controller()).__mro__]
     functions = {one.__qualname__: one for names in mine for one in names.values()
                  if isinstance(one, FunctionType) and one.__module__.startswith(CONTROLLERS)}  # fmt: skip
     fitting = dict[tuple[str, str], None]()
@@ -143,7 +143,7 @@ def _one_slip(steps: Steps, history: Sequence[Told], found: int) -> list[WrongCo
 
 def wishes(steps: Steps, rule: Rule, history: Sequence[Told], found: int) -> bool:
     """Whether a controller with this rule requests the right counts before the last event and the found one then."""
-    wrong, owed, before = rule.changes(steps.controller()), list[Told](), 0
+    wrong, owed, (_, before) = rule.changes(steps.controller()), list[Told](), history[0].coming
     if wrong is None:
         return False
     for event in history:

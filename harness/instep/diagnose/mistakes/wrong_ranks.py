@@ -213,7 +213,7 @@ def _weights(case: Case, facts: RankFacts) -> Iterator[Explanation]:
         weight, shard = getattr(layer.mixer, field), shards.weight(config, stored)
         assert shard is not None, "every weight of the table is split"
         if case.component in CHANNELS and (rows := facts.row(case.finding.place)) is not None:
-            shard = replace(rows, axis=0)
+            shard = rows
         short = name.split(".")[1]
         for rank, other in permutations(range(size), 2):
             wrong = _moved(weight, shard, size, {rank: shard.spans(other, size)})

@@ -73,11 +73,11 @@ def _before_an_overwrite(scene: Scene) -> Iterator[Explanation]:
     """Tokens of the previous step, replayed after this step overwrote the first of their entries."""
     if scene.pending is None or scene.previous is None:
         return
-    mine, tokens = (scene.k, scene.log_decay, scene.updates), len(scene.pending[0])
-    for many in range(1, min(len(scene.k), tokens) + 1):
-        state, first = scene.previous, len(scene.k) - many
-        for t in range(tokens):
-            entry = [x[first + t] if t < many else was[t] for x, was in zip(mine, scene.pending, strict=True)]
+    was, mine = zip(*scene.pending, strict=True), zip(scene.k, scene.log_decay, scene.updates, strict=True)
+    older, newer = [*was], [*mine]
+    for many in range(1, min(len(newer), len(older)) + 1):
+        state = scene.previous
+        for entry in (*newer[-many:], *older[many:]):
             state = add(state, *entry)
         for each in scene.carried(state):
             yield Explanation(f"ran the {at_end(many, end='first')} of the previous step again from entries that this "

@@ -66,7 +66,7 @@ def _by_stride(case: Case, weight: torch.Tensor, nodes: tuple[int, ...]) -> Iter
 
 def _sentence(taken: list[int], due: list[int], mine: RowSpan, spans: list[RowSpan], nodes: tuple[int, ...]) -> str:
     row = spans.index(mine)
-    stride = (taken[0] - nodes[0]) // row if row else -1
+    stride = (taken[0] - nodes[0]) // max(row, 1)
     if stride >= 0 and taken == [row * stride + node for node in nodes]:
         return f"reads the verified rows with a wrong stride: it takes row r, step t from row r * {stride} + t"
     told = [f"row {number} reads {_whose(other, spans)}, not {_whose(right, spans)}"
