@@ -5,7 +5,7 @@ Leaves out: mistakes that are planted in kernels and engines (`test_mistakes.py`
 
 import math
 from collections.abc import Iterable
-from dataclasses import fields, make_dataclass, replace
+from dataclasses import make_dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,31 +19,22 @@ from instep.checks.one_sided_errors import FEWEST_SAMPLES, LOOKS, Samples
 from instep.checks.sampled_tokens import Row, reachable
 from instep.diagnose import RunHistory, explained
 from instep.diagnose.mistakes import (
-    constants,
     explanation_fit,
-    fitted_constants,
-    norms,
     residual_streams,
-    rotary_and_visible_positions,
     transformed_tensors,
     wrong_inputs,
 )
 from instep.diagnose.mistakes.experts import Mixture
 from instep.diagnose.mistakes.finding_case import Compared, Explanation
-from instep.diagnose.mistakes.rotary_and_visible_positions import THETAS
 from instep.diagnose.mistakes.wrong_labels import heads, undone
 from instep.oracle import miscounted_states
-from instep.oracle.single_layer_run import LayerWork
 from instep.watch.event_context import EventContext
 from instep.watch.memory_changes import pattern
-from instep_reference.attention import AttentionMemory
-from instep_reference.contract.declared_rounding import Blocked
 from instep_reference.contract.engine import Forward
 from instep_reference.contract.place_names import STAGE_LEVEL, Place
 from instep_reference.contract.sampling import Sampling
 from instep_reference.label_ledger import code, expand
 from instep_reference.label_mixing import MASK, mix
-from instep_reference.weights import AttentionWeights, LatentWeights, fixed_decay
 from support.inputs import check_contexts
 from support.running.covering import few
 
@@ -55,40 +46,6 @@ def value(**given: Any) -> Any:
 
 def named_tensors(found: Iterable[Any]) -> dict[str, torch.Tensor]:
     return {one.sentence: one.wrong for one in found}
-
-
-def test_a_factor_is_fitted_to_the_wrong_blocks_alone() -> None:
-    """4 rows: right, off by less than the allowance, and twice the right value; large rows hide no small one."""
-    right = torch.tensor([[4.0] * 8, [2.0] * 8, [0.5] * 8, [0.25] * 8], dtype=torch.float64)
-    found = right * torch.tensor([[1.0], [1 + 1e-4], [2.0], [2.0]])
-    case = SimpleNamespace(component="hidden", found=found, right=right,
-                           granted=torch.tensor([[1e-3, 1e-9], [1e-4, 1e-4]]))  # fmt: skip
-    (one,) = fitted_constants._factor(case)  # type: ignore[arg-type]
-    assert one.sentence == "is 2 times the right value" and torch.equal(one.wrong, 2 * right)
-    near = SimpleNamespace(component="hidden", found=right * (1 + 1e-4), right=right, granted=case.granted)
-    assert not [*fitted_constants._factor(near)]  # type: ignore[arg-type]
-
-
-def test_entries_with_other_scales_are_multiples_of_the_right_ones() -> None:
-    """Each entry has its own factor. Numbers that differ otherwise, or in too few numbers, are no sign of scales."""
-    right = torch.randn(3, 2, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    right[..., 3] = 0
-    narrow = Blocked(torch.float8_e4m3fn, (1, None))
-
-    def said(found: torch.Tensor, right: torch.Tensor, stored: Any = narrow) -> list[str]:
-        case: Any = SimpleNamespace(granted=None, component="keys", found=found, right=right,
-                                    oracle=SimpleNamespace(rounds={"keys": stored}))  # fmt: skip
-        return [one.sentence for one in fitted_constants.scales_of_entries(case)]
-
-    scaled = right.clone()
-    scaled[1] *= torch.tensor([0.5, 1.25])[:, None]
-    assert said(scaled, right) == [
-        "is read with other scales: the numbers of each entry are 0.5 to 1.25 times the right ones"]
-    noise = torch.randn(right.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    assert not said(right + 0.01 * noise, right) and not said(-scaled, right)
-    assert not said(scaled * torch.tensor([1, -1])[:, None], right), "the factors of one head are below 0"
-    assert not said(torch.cat((right[:1] + 0.01 * noise[:1], scaled[1:])), right), "one token differs otherwise"
-    assert not said(scaled[..., :4], right[..., :4]) and not said(scaled, right, torch.float32)  # there are no scales
 
 
 def test_tensors_are_the_same_up_to_the_rounding_of_fp64() -> None:
@@ -118,66 +75,6 @@ def test_wrong_reads_of_streams_are_made_of_their_rows(monkeypatch: pytest.Monke
                                 ("is not divided by the number of streams inside", 2, 0.5)):  # fmt: skip
         assert strength[says].item() == pytest.approx(factor / (1 + math.exp(-inner))), says
     assert strength["is that of the stream before"].tolist() == [[5, 1]]
-
-
-def test_wrong_views_of_a_cache_are_made_of_its_rows() -> None:
-    """Attention over 3 earlier positions."""
-    keys = torch.tensor([[1.0], [2.0], [3.0]])
-    seen = dict[str, tuple[list[float], list[float]]]()
-    case = SimpleNamespace(made=lambda says, memory: seen.update({says: (memory.keys[:, 0].tolist(),
-                                                                         memory.values[:, 0].tolist())}) or (),
-                           context=SimpleNamespace(subject=SimpleNamespace(before={})),
-                           finding=SimpleNamespace(place=Place("trunk", 0, "attended")))  # fmt: skip
-    work = LayerWork("trunk", 0, torch.zeros(1, 1), 3, AttentionMemory(keys, 10 * keys))
-    assert not [*rotary_and_visible_positions._seen(case, work)]  # type: ignore[arg-type]
-    assert seen["sees nothing from before these rows"] == ([], [])
-    assert seen["does not see the last position before these rows"] == ([1, 2], [10, 20])
-    assert seen["does not see the first 2 positions"] == ([3], [30])
-    assert seen["sees the last position before these rows twice"] == ([1, 2, 3, 3], [10, 20, 30, 30])
-    assert seen["sees one position more, which is empty"] == ([1, 2, 3, 0], [10, 20, 30, 0])
-    assert seen["reads keys and values one position too late"] == ([2, 3, 1], [20, 30, 10])
-    assert seen["reads values one position too late, with the right keys"] == ([1, 2, 3], [20, 30, 10])
-
-
-def test_mistakes_of_scores_scale_the_query() -> None:
-    """Heads of 4 channels."""
-    made = dict[str, float]()
-    config = SimpleNamespace(head_dim=4)
-    case = SimpleNamespace(own=lambda name: torch.ones(1), weights=SimpleNamespace(config=config, layers=[]),
-                           made=lambda says, changes: made.update({says: float(changes["query"])}) or (),
-                           finding=SimpleNamespace(place=Place("trunk", 0, "attended")))  # fmt: skip
-    assert not [*constants._attended(case)]  # type: ignore[arg-type]
-    log2 = 1 / math.log(2)
-    assert made == {"the scores are not scaled by head_dim^-1/2": 2.0, "the scores are scaled twice": 0.5,
-                    "the softmax is in powers of 2, not of e": pytest.approx(1 / log2),
-                    "the softmax takes log2(e) twice": pytest.approx(log2)}  # fmt: skip
-
-
-def test_a_layer_norms_results_if_its_kind_does() -> None:
-    config = SimpleNamespace(mixers=["gdn", "attention"], norm_after={"attention"})
-    for stage, layer, normed in (("trunk", 0, False), ("trunk", 1, True), ("extend", 1, False)):
-        case = SimpleNamespace(weights=SimpleNamespace(config=config),
-                               finding=SimpleNamespace(place=Place(stage, layer, "mixer")))  # fmt: skip
-        assert constants._norms_results(case) is normed  # type: ignore[arg-type]
-
-
-def test_norms_over_all_heads_are_confused_with_those_of_each_head() -> None:
-    """2 rows of 2 heads with 2 channels; the weight of a channel is its number, from 1."""
-    none, weight = torch.zeros(0), torch.arange(4.0, dtype=torch.float64)
-    mixer = AttentionWeights(**{field.name: none for field in fields(AttentionWeights)})
-    mixer = replace(mixer, query_norm=weight, key_norm=10 + weight)
-    x = torch.tensor([[[3.0, 3.0], [1.0, 1.0]], [[2.0, 2.0], [4.0, 4.0]]], dtype=torch.float64)
-    for component, of in (("query", 1 + weight), ("key", 11 + weight)):
-        case = SimpleNamespace(component=component, weights=SimpleNamespace(layers=[SimpleNamespace(mixer=mixer)]),
-                               finding=SimpleNamespace(place=Place("trunk", 0, component)))  # fmt: skip
-        made = named_tensors(norms._of_rows(case, x, 0.0))  # type: ignore[arg-type]
-        w, rows = of.view(2, 2), torch.tensor([5.0, 10.0]).sqrt().double()[:, None, None]
-        assert torch.equal(made["is normed head by head, not over all heads of a row"], w.expand(2, 2, 2))
-        assert torch.allclose(made["is scaled with the weights of the first head"], x / rows * w[0])
-        assert torch.allclose(made["is scaled with the weights of the head before"], x / rows * w.flip(0))
-        assert torch.allclose(made["is normed with the root mean square of the row after"], x / rows.flip(0) * w)
-        made = named_tensors(norms._of_rows(case, x, 1.0))  # type: ignore[arg-type]
-        assert torch.allclose(made["is normed with 10 times the eps"], x / (rows.square() + 10).sqrt() * w)
 
 
 def compared(right: torch.Tensor, found: torch.Tensor, component: str = "hidden") -> Compared:
@@ -241,63 +138,6 @@ def test_wrong_parts_are_rows_heads_and_tiles_of_columns() -> None:
     assert where("keys", taken, matters).endswith(", in column 1") and where("core", matters, matters) == ""
 
 
-def test_the_last_channels_of_latents_turn() -> None:
-    """3 rows of 2 heads with 6 channels, of which the last 4 turn; and without latents the first 4."""
-    right = torch.randn(3, 2, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    for latent, kept in ((8, slice(0, 2)), (0, slice(4, 6))):
-        config = value(rotary_dim=4, rope_theta=THETAS[0], latent=latent, head_dim=6)
-        case = SimpleNamespace(right=right, component="key", weights=value(config=config), made=lambda *_, **more: ())
-        work = LayerWork("trunk", 0, torch.zeros(3, 1), 5)
-        turned = named_tensors(rotary_and_visible_positions._turned(case, work))  # type: ignore[arg-type]
-        assert turned and "positions begin at 0 again" in turned
-        for says, wrong in turned.items():
-            assert torch.equal(wrong[..., kept], right[..., kept]), says
-            assert torch.allclose(wrong.norm(dim=-1), right.norm(dim=-1)), says
-        last = turned["all rows are at the position of the first"]
-        assert torch.equal(last[0], right[0]) and not torch.equal(last[1], right[1])
-
-
-def test_channels_of_latents_that_turn_are_stored_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 heads of 6 channels and a gate; the last 4 channels turn, as the last 4 rows of `down` do."""
-    none, made = torch.zeros(0), dict[str, list[float]]()
-    query, down = (torch.arange(float(count))[:, None] for count in (14, 7))
-    layer = SimpleNamespace(mixer=LatentWeights(query, down, none, none, none))
-    config = SimpleNamespace(heads=2, head_dim=6, rotary_dim=4, latent=3)
-    monkeypatch.setattr(rotary_and_visible_positions, "with_mixer", lambda case, says, layer, **changed: made.update(
-        {name: tensor.flatten().tolist() for name, tensor in changed.items() if tensor.shape[1:] == (1,)}) or ())
-    case = SimpleNamespace(weights=SimpleNamespace(config=config, layers=[layer]),
-                           finding=SimpleNamespace(place=Place("trunk", 0, "projected")))  # fmt: skip
-    assert not [*rotary_and_visible_positions._of_pairs(case)]  # type: ignore[arg-type]
-    one = [0, 1, 2, 4, 3, 5, 6]
-    assert made == {"query": one + [7 + number for number in one], "down": [0, 1, 2, 3, 5, 4, 6]}
-
-
-def test_decays_of_other_heads_and_layers_are_those_of_the_formula() -> None:
-    """2 rows of 3 heads in layer 1 of 4."""
-    right = torch.tensor(fixed_decay(3, 1, 4), dtype=torch.float64).expand(2, 3)
-    case = SimpleNamespace(right=right, finding=SimpleNamespace(place=Place("trunk", 1, "log_decay")))
-    made = named_tensors(constants._fixed(case, 4))  # type: ignore[arg-type]
-    assert {says for says in made if "of layer" in says} == {f"is that of layer {n}" for n in (0, 2, 3)}
-    for says, layer in (("is that of layer 0", 0), ("is that of layer 3", 3)):
-        assert made[says][1].tolist() == pytest.approx(fixed_decay(3, layer, 4))
-    assert made["is the same in every layer"][1].tolist() == pytest.approx([-(2.0 ** (-8 * n / 3)) for n in (1, 2, 3)])
-
-
-def test_a_norm_over_rows_takes_the_root_of_a_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows 1 to 2 of a batch of 4 rows: the root mean squares are 1, 2, 3, 4."""
-    rows = torch.arange(1.0, 5.0, dtype=torch.float64)[:, None].expand(4, 2)
-    monkeypatch.setattr(norms, "row_spans", lambda context, stage: [SimpleNamespace(request="a", begin=1, count=2)])
-    place = Place("trunk", 0, "post_normed")
-    subject = SimpleNamespace(places={place._replace(component="residual"): rows})
-    case = SimpleNamespace(component="post_normed", finding=SimpleNamespace(place=place, request="a"),
-                           context=SimpleNamespace(subject=subject))  # fmt: skip
-    found = dict(norms._neighbours(case, rows[1:3], torch.tensor([2.0, 3.0]), 0.0))  # type: ignore[arg-type]
-    assert {says: one.tolist() for says, one in found.items()} == {
-        "the row before it": [1, 2], "the row after it": [3, 4], "the first row": [2, 2]}  # fmt: skip
-    found = dict(norms._neighbours(case, rows[1:3], torch.tensor([2.0, 3.0]), 3.0))  # type: ignore[arg-type]
-    assert found["the row before it"].square().tolist() == pytest.approx([1 + 3, 4 + 3])
-
-
 def test_inputs_are_replaced_by_multiples_and_by_rows_of_their_shape() -> None:
     own = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     assert [one.tolist() for _, one in wrong_inputs._replaced("k", own)] == [
@@ -356,24 +196,6 @@ def test_wrong_states_of_earlier_rounds_are_named_by_their_age() -> None:
     assert len(says) == 6 and not [one for one in says if "in this round" in one]
     assert len([one for one in says if "before its window, 1 round ago" in one]) == 2
     assert next(known.says for known, *_ in rounds.wrong_states(pieces["b"], scene)).endswith("in this round")
-
-
-def test_weights_of_a_norm_are_confused_with_the_other_convention(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = torch.tensor([1.0, 3.0])
-    monkeypatch.setattr(norms, "norm_input", lambda case: torch.ones(1, 2))
-    for name in ("_neighbours", "_weights_of_others"):
-        monkeypatch.setattr(norms, name, lambda *given: iter(()))
-    for centred, stored, used, says in ((True, weight, 1 + weight, "is scaled with w, not with 1 + w"),
-                                        (False, 1 + weight, 1 + weight, "is scaled with 1 + w, not with w")):
-        monkeypatch.setattr(norms, "_norm_weight", lambda case: weight)
-        config = SimpleNamespace(eps=0.0, core_eps=0.0, row_norms=False, centred_norms=centred)
-        case = SimpleNamespace(component="normed", right=used[None], piece=object(), weights=SimpleNamespace(
-            config=config, draft=None), finding=SimpleNamespace(place=Place("trunk", 0, "normed")))  # fmt: skip
-        made = named_tensors(norms.norms(case))  # type: ignore[arg-type]
-        scaled = {one: made[one][0].tolist() for one in made if one.startswith("is scaled")}
-        other = stored if centred else 1 + stored
-        assert scaled == {says: other.tolist(), f"is scaled with no weight, not with {says.rpartition('not with ')[2]}":
-                          [1.0, 1.0]}  # fmt: skip
 
 
 def test_tokens_by_which_a_stale_state_is_late_are_counted_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

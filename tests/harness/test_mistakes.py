@@ -17,13 +17,8 @@ from instep.checks.grown_trees import MISTAKES as TREES
 from instep.checks.wrong_state_bank import BANK
 from instep.diagnose.mistakes import CATALOGUE as EVERY
 from instep.diagnose.mistakes import (
-    constants,
     experts,
     explanation_fit,
-    fitted_constants,
-    norms,
-    rotary_and_visible_positions,
-    selective_states,
     wrong_rows,
 )
 from instep.diagnose.mistakes.delta_rule import MISTAKES as CATALOGUE
@@ -34,11 +29,8 @@ from instep.diagnose.mistakes.step_controller import RULES
 from instep.diagnose.mistakes.transformed_tensors import appearance
 from instep.diagnose.mistakes.wrong_labels import heads
 from instep.finding_problem import Explained, Unexplained
-from instep.oracle.single_layer_run import LayerWork
 from instep_reference.contract.declared_rounding import SCALED_STATE
-from instep_reference.contract.place_names import AFTER_LAYERS, Place
-from instep_reference.norms import L2_EPS
-from instep_reference.weights import GdnWeights, LatentWeights
+from instep_reference.contract.place_names import Place
 from support.running.command import Runner
 from support.running.covering import WHOLE, few
 from support.wrong.delta_rules import MISTAKES, RAW_MISTAKES, UNKNOWN, dense_ops, raw_ops
@@ -255,17 +247,6 @@ def test_routing_weights_are_those_of_another_row_or_count() -> None:
     assert torch.allclose(found["all its experts have the same routing weight"], (weights(own, own) > 0).double() / 2)
 
 
-def test_only_other_thetas_are_tried() -> None:
-    config = make_dataclass("Config", ["rope_theta", "rotary_dim", "latent", "head_dim"])(10000.0, 4, 0, 4)
-    rows = torch.zeros(2, 1, 4, dtype=torch.float64)
-    case: Any = SimpleNamespace(right=rows, component="query", made=lambda says, weights: [(says, weights.config)],
-                                weights=make_dataclass("Weights", ["config"])(config))  # fmt: skip
-    tried = [one for one in rotary_and_visible_positions._turned(case, LayerWork("trunk", 0, rows, 3))
-             if isinstance(one, tuple) and "theta" in one[0]]  # fmt: skip
-    assert {one.rope_theta for _, one in tried} == {*rotary_and_visible_positions.THETAS} - {10000.0}
-    assert all(says == f"is rotated with a theta of {one.rope_theta:g}; it is 10000" for says, one in tried)
-
-
 def test_experts_are_ranked_in_groups_by_their_scores_and_biases() -> None:
     """Two groups of three experts, of which a row takes two of one group; all biases are far below zero."""
     router, x = (torch.randn(n, 2, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (6, 3))
@@ -310,68 +291,6 @@ def test_experts_are_ranked_in_groups_by_their_scores_and_biases() -> None:
     assert torch.equal((last > 0).any(-1), torch.ones(3, dtype=torch.bool)) and not last[~outside].any()
 
 
-def test_taps_of_queries_and_keys_are_exchanged_where_they_are_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "with_mixer", lambda case, says, layer, conv: [(says, conv.flatten().tolist())])
-    none, conv = torch.zeros(0), torch.arange(5.0)[:, None]
-    for q, k, v, taps in ((1, 1, 3, [1, 0, 2, 3, 4]), (2, 1, 2, None), (1, 3, 1, None)):
-        config = SimpleNamespace(segments=[(1, width) for width in (q, k, v)])
-        layer = SimpleNamespace(mixer=GdnWeights(none, none, none, none, conv, none, none, none, none))
-        case: Any = SimpleNamespace(component="mixed", finding=SimpleNamespace(place=Place("trunk", 0, "mixed")),
-                                    weights=SimpleNamespace(config=config, layers=[layer]))  # fmt: skip
-        assert dict(constants._mixed(case)).get("is convolved with the taps of k for q, and of q for k") == taps  # type: ignore[call-overload, arg-type]
-
-
-def test_the_eps_and_the_factor_of_wrong_rows_are_fitted() -> None:
-    """Rows of other sizes that are normed with an eps of 0.5. One row of three is 1.5 times the right one."""
-    x = torch.tensor([[1.0, 2.0], [0.1, 0.3], [3.0, 1.0]], dtype=torch.float64)
-    for component, squares, eps in (("q", x.square().sum(-1), L2_EPS), ("normed", x.square().mean(-1), 1e-3)):
-        right, found = (x / (squares + one).sqrt()[:, None] for one in (eps, 0.5))
-        case: Any = SimpleNamespace(component=component, found=found, right=right, weights=SimpleNamespace(
-            config=SimpleNamespace(eps=1e-3)))  # fmt: skip
-        (one,) = fitted_constants._eps(case, x)
-        assert one.sentence == f"is normed with an eps of 0.5; it is {eps:.2g}" and torch.allclose(one.wrong, found)
-        case.found = right * 2  # as with an eps far below zero
-        assert not [*fitted_constants._eps(case, x)]
-    for factor, least, fitted in ((1.5, 0.16, 1.5), (1.5, 0.17, None)):  # from 3 times the allowed error on
-        case = SimpleNamespace(component="hidden", right=x, found=x.clone(), granted=torch.tensor([[least], [1.0]]))
-        case.found[1] *= factor
-        found = [one.sentence for one in fitted_constants._factor(case)]
-        assert found == [f"is {factor:g} times the right value"] * (fitted is not None)
-
-
-def test_a_gated_norm_may_have_the_eps_of_the_others() -> None:
-    x = torch.tensor([[1.0, 2.0], [0.1, 0.3]], dtype=torch.float64)
-    mean = x.square().mean(-1, keepdim=True)
-    for core_eps, named in ((0.25, True), (0.5, False)):
-        config = SimpleNamespace(eps=0.5, core_eps=core_eps, row_norms=False, head_norms=True, centred_norms=False)
-        case: Any = SimpleNamespace(component="gated", right=x / (mean + core_eps).sqrt(), piece=object(),
-                                    weights=SimpleNamespace(config=config))  # fmt: skip
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(norms, "norm_input", lambda case: x)
-            patch.setattr(norms, "_norm_weight", lambda case: None)
-            for name in ("_neighbours", "_weights_of_others", "_of_other_columns"):
-                patch.setattr(norms, name, lambda *given: iter(()))
-            found = {one.sentence: one.wrong for one in norms.norms(case)}
-        says = "is normed with the eps of the other norms"
-        assert (says in found) is named and (not named or torch.allclose(found[says], x / (mean + 0.5).sqrt()))
-        for eps, how in ((10 * core_eps, "with 10 times the eps"), (core_eps / 10, "with a tenth of the eps")):
-            assert torch.allclose(found[f"is normed {how}"], x / (mean + eps).sqrt())
-        assert torch.allclose(found["is normed with eps outside the root"], x / (mean.sqrt() + core_eps))
-
-
-def test_a_norm_over_other_columns_is_named() -> None:
-    """2 rows of 2 heads with 2 channels: the mean squares of the heads of the second row are 1 and 9."""
-    x = torch.tensor([[[1.0, 1.0], [1.0, 1.0]], [[1.0, 1.0], [3.0, 3.0]]], dtype=torch.float64)
-    case: Any = SimpleNamespace(component="gated", own={"core": x, "key_raw": x.flatten(1)}.get)
-    for component, rows, says, squares in (
-        ("gated", x, "over all heads of a row, not head by head", [[1, 1], [5, 5]]),
-        ("gated", x.flatten(1), "head by head, not over all heads of a row", [[1, 1], [1, 9]]),
-        ("value", x[:, 0], "over the latent and the shared key together", [1, 5]),
-    ):
-        case.component = component
-        assert {one: made.tolist() for one, made in norms._of_other_columns(case, rows)} == {says: squares}
-
-
 def test_a_slip_of_one_channel_in_bf16_is_no_other_column() -> None:
     """Each of 256 columns has one number in bf16, and many are near to another column's. Then two are exchanged."""
     right = torch.randn(1, 256, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
@@ -389,99 +308,5 @@ def test_a_slip_of_one_channel_in_bf16_is_no_other_column() -> None:
     assert explanation_fit.fit(replace(slip, found=little.wrong.bfloat16()), little) is not None
 
 
-def test_wrong_scales_and_bounds_are_multiples_of_the_right_value() -> None:
-    bound, rate, opened = -5.0, torch.tensor([0.5, 2.0]), torch.tensor([-1.0, 0.3])
-    right = bound * torch.sigmoid(rate * opened)
-    gates = {one.sentence: one.wrong for one in constants._of_bound(bound, rate, opened)}
-    torch.testing.assert_close(gates["has the bound of the safe gate twice"], -bound * right)
-    torch.testing.assert_close(gates["lacks the bound of the safe gate as a factor"], right / -bound)
-    config = SimpleNamespace(recurrence=SimpleNamespace(inputs="normed"), key_dim=16)
-    case = SimpleNamespace(weights=SimpleNamespace(config=config), right=torch.ones(1))
-    scales = {one.sentence: float(one.wrong) for one in constants._q(case)}  # type: ignore[arg-type]
-    assert scales == {"lacks the scale K^-1/2": 4.0, "has the scale K^-1/2 twice": 0.25}
-
-
-def test_the_input_of_a_draft_head_with_its_halves_exchanged_is_explained() -> None:
-    case = SimpleNamespace(right=torch.arange(6.0)[None])
-    (one,) = constants._joined(case)  # type: ignore[arg-type]
-    assert one.wrong.tolist() == [[3.0, 4.0, 5.0, 0.0, 1.0, 2.0]]
-
-
-def test_the_input_of_a_key_norm_are_the_channels_of_keys() -> None:
-    """2 heads of 3 channels of q, as many of k, and values."""
-    mixed = torch.arange(40.0).view(2, 20)
-    config = SimpleNamespace(key_heads=2, key_dim=3, recurrence=SimpleNamespace(inputs="normed"))
-    case = SimpleNamespace(component="k", weights=SimpleNamespace(config=config), own=lambda name: mixed, piece=None,
-                           finding=SimpleNamespace(place=Place("trunk", 0, "k")))  # fmt: skip
-    found = norms.norm_input(case)  # type: ignore[arg-type]
-    assert found is not None and found.tolist() == mixed[:, 6:12].view(2, 2, 3).tolist()
-
-
-def test_parts_of_a_projection_are_confused_only_with_others_of_their_shape() -> None:
-    qkv = torch.randn(3, 2, 9, generator=torch.Generator().manual_seed(5))
-    config = SimpleNamespace(key_dim=2, value_dim=5, recurrence=SimpleNamespace(inputs="projected"))
-    case = SimpleNamespace(component="q", weights=SimpleNamespace(config=config), own=lambda name: qkv,
-                           right=torch.nn.functional.silu(qkv[..., :2]))  # fmt: skip
-    said = {one.sentence for one in constants._q(case)}  # type: ignore[arg-type]
-    assert {one for one in said if "part of" in one} == {"is made of the part of k"}
-
-
-def test_the_last_layer_before_a_final_norm_is_its_input() -> None:
-    place = Place("trunk", AFTER_LAYERS, "final")
-    hidden = {layer: torch.full((2, 4), layer + 1.0) for layer in range(2)}
-    pieces = [SimpleNamespace(stage="trunk", layer=layer, request="a", own={layer: hidden.get(layer)},
-                              place=lambda name, layer=layer: layer) for layer in (0, 1, AFTER_LAYERS)]  # fmt: skip
-    case = SimpleNamespace(pieces=pieces, finding=SimpleNamespace(place=place, request="a"))
-    found = norms._before_final(case)  # type: ignore[arg-type]
-    assert found is not None and torch.equal(found, hidden[1].double())
-
-
 def test_the_label_of_a_row_is_its_first_one() -> None:
     assert heads(torch.tensor([[[3], [9]], [[-1], [2]]])) == [3, (1 << 64) - 1] and heads(torch.empty(0, 2)) == []
-
-
-def test_mistakes_of_a_layer_of_one_block_are_those_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = SimpleNamespace(mixer=None)
-    weights = SimpleNamespace(layers=[layer], draft=SimpleNamespace(layers=[layer]), config=SimpleNamespace(
-        recurrence=SimpleNamespace(inputs="normed"), layers=[("mlp",)]))  # fmt: skip
-    monkeypatch.setattr(selective_states, "_of_one_block", lambda case: iter(["its own"]))
-    for stage, made in (("trunk", ["its own"]), ("extend", [])):
-        finding = SimpleNamespace(place=Place(stage, 0, "hidden"))
-        case = SimpleNamespace(piece=object(), weights=weights, finding=finding)
-        assert [*selective_states.selective(case)] == made  # type: ignore[arg-type]
-
-
-def test_the_weight_of_a_norm_is_that_of_its_layer() -> None:
-    """A layer of latent attention: only its value is normed by the norm of latents."""
-    none = torch.zeros(0)
-    layer = SimpleNamespace(mixer=LatentWeights(none, none, torch.ones(3), none, none), input_norm=torch.ones(5),
-                            post_norm=torch.ones(7))  # fmt: skip
-    weights = SimpleNamespace(layers=[layer], draft=None, final_norm=torch.ones(9))
-    for component, width in (("value", 3), ("normed", 5), ("post_normed", 7)):
-        case = SimpleNamespace(weights=weights, component=component,
-                               finding=SimpleNamespace(place=Place("trunk", 0, component)))  # fmt: skip
-        weight = norms._norm_weight(case)  # type: ignore[arg-type]
-        assert weight is not None and weight.numel() == width
-
-
-@pytest.mark.parametrize(("component", "eps", "squares"), [("normed", 0.25, 1.0), ("q", L2_EPS, 4.0)])
-def test_mistakes_of_a_norm_scale_rows_of_zeros_by_its_eps(
-    monkeypatch: pytest.MonkeyPatch, component: str, eps: float, squares: float
-) -> None:
-    """Rows of zeros and of ones, 4 wide. squares: the mean of the squares of ones; for q their sum"""
-    x = torch.tensor([[0.0] * 4, [1.0] * 4], dtype=torch.float64)
-    config = SimpleNamespace(eps=eps, core_eps=eps, row_norms=False, centred_norms=False)
-    layer = SimpleNamespace(mixer=None, input_norm=None, post_norm=None)
-    case = SimpleNamespace(component=component, right=torch.ones(2, 1, dtype=torch.float64), piece=object(),
-                           finding=SimpleNamespace(place=Place("trunk", 0, component)),
-                           weights=SimpleNamespace(config=config, layers=[layer], draft=None))  # fmt: skip
-    monkeypatch.setattr(norms, "norm_input", lambda case: x)
-    monkeypatch.setattr(norms, "_neighbours", lambda *given: iter(()))
-    made = {one.sentence: one.wrong[:, 0].tolist() for one in norms.norms(case)}  # type: ignore[arg-type]
-    right, other = (eps**0.5, (squares + eps) ** 0.5), "mean" if component == "normed" else "sum"
-    for says, roots in {"is normed with 10 times the eps": ((10 * eps) ** 0.5, (squares + 10 * eps) ** 0.5),
-                        "is normed with a tenth of the eps": ((eps / 10) ** 0.5, (squares + eps / 10) ** 0.5),
-                        "is normed with eps outside the root": (eps, squares**0.5 + eps),
-                        "is not normed at all": (1, 1),
-                        f"is normed by the {other} of the squares, without the root": (eps, squares + eps)}.items():
-        assert made[says] == pytest.approx([one / root for one, root in zip(right, roots, strict=True)]), says

@@ -231,7 +231,7 @@ def test_weights_of_other_ranks_are_tried(monkeypatch: pytest.MonkeyPatch) -> No
     The rows of channels are declared, too. That declaration may be right where the one of the weight is not.
     """
     made = list[tuple[str, dict[str, list[int]]]]()
-    monkeypatch.setattr(wrong_ranks, "with_mixer", lambda case, says, layer, **changed: made.append(
+    monkeypatch.setattr(wrong_ranks, "with_mixer", lambda case, says, **changed: made.append(
         (says, {name: x.tolist() for name, x in changed.items()})) or ())  # fmt: skip
     one, two, three = (Shard(0, segments) for segments in (
         (Segment(4, 2),), (Segment(3), Segment(6, 2)), (Segment(3), Segment(6), Segment(3, 2))))  # fmt: skip
@@ -252,8 +252,7 @@ def test_weights_of_other_ranks_are_tried(monkeypatch: pytest.MonkeyPatch) -> No
         (latents, True, "attended", {"up": "self_attn.kv_b_proj.weight"}),
     ):  # fmt: skip
         asked, channels = list[str](), component in ("qkv", "mixed")
-        layer = None if mixer is None else SimpleNamespace(mixer=mixer)
-        monkeypatch.setattr(wrong_ranks, "layer_of", lambda case, layer=layer: layer)
+        monkeypatch.setattr(wrong_ranks, "mixer_of", lambda case, mixer=mixer: mixer)
         monkeypatch.setattr(wrong_ranks.shards, "weight", lambda config, name, asked=asked, right=(
             three if component == "qkv" else one): asked.append(name) or right)  # fmt: skip
         rows = {"mixed": replace(two, axis=1), "z": three}

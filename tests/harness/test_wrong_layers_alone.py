@@ -16,26 +16,20 @@ from torch.nn import functional as F
 
 from instep.checks.exact_labels import folded
 from instep.diagnose.mistakes import (
-    constants,
     experts,
-    fitted_constants,
     residual_streams,
-    selective_states,
     wrong_labels,
     wrong_weights,
 )
 from instep.diagnose.mistakes.experts import Mixture
-from instep.oracle.single_layer_run import LayerWork
 from instep.watch.memory_changes import pattern
 from instep_reference import per_layer_embedding as ple
-from instep_reference.contract.declared_rounding import Blocked
 from instep_reference.contract.place_names import Place
 from instep_reference.contract.qwen4_config import PleShape
-from instep_reference.gdn import GdnMemory
 from instep_reference.label_ledger import expand
 from instep_reference.label_mixing import MASK, mix
 from instep_reference.mlp import dense
-from instep_reference.weights import GdnWeights, MlpWeights, MoeWeights, ShortConvWeights
+from instep_reference.weights import MlpWeights, MoeWeights
 
 KEY = Place("trunk", 0, "key")
 
@@ -146,98 +140,7 @@ def test_experts_over_latents_may_read_scaled_ones() -> None:
         assert torch.allclose(wrong[row], parts @ back.T + dense(shared, x[row]))
 
 
-def test_projections_are_confused_with_others_of_their_shape() -> None:
-    normed = drawn(2, 3)
-    mixer: Any = SimpleNamespace(query=drawn(4, 3), key=drawn(2, 3), value=drawn(2, 3) + 1)
-    for component, other in (("query", None), ("key", "value"), ("value", "key"), ("mixed", None)):
-        right = torch.zeros(2, 4 if component == "query" else 2)
-        case: Any = SimpleNamespace(component=component, right=right, own=lambda name: normed)
-        found = named_tensors(selective_states._projected(case, mixer))
-        assert [*found] == ([f"is made with the matrix of the {other}"] if other else [])
-        assert all(torch.allclose(wrong, normed @ getattr(mixer, str(other)).T) for wrong in found.values())
-
-
 # -- matrices of a layer --------------------------------------------------------------------------------
-
-
-def test_values_of_latents_are_not_all_after_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 heads with a key and a value of one channel, each from one latent."""
-    made = dict[str, list[float]]()
-    monkeypatch.setattr(
-        constants, "with_mixer", lambda case, says, layer, up: made.update({says: up[:, 0].tolist()}) or ()
-    )
-    config = SimpleNamespace(heads=2, head_dim=2, shared_key=1, value_width=1)
-    layer: Any = SimpleNamespace(mixer=SimpleNamespace(up=torch.arange(4.0)[:, None]))
-    case: Any = SimpleNamespace(weights=SimpleNamespace(config=config), made=lambda *given: ())
-    assert not [*constants._of_latents(case, layer, torch.zeros(1, 2, 2))]
-    assert [*made.values()] == [[0, 2, 1, 3], [2, 3, 0, 1]]
-
-
-def test_matrices_of_a_layer_are_confused_where_their_shapes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queries and keys of the same width, or of another one; and a layer without a recurrence."""
-    made = dict[str, Any]()
-    monkeypatch.setattr(
-        constants, "with_mixer", lambda case, says, layer, **changed: made.update({says: changed}) or ()
-    )
-    none, qkv = torch.zeros(0), torch.arange(5.0)[:, None]
-    mixer = GdnWeights(qkv, qkv[:2] + 9, none, none, none, none, none, none, none)
-    swapped = "has the keys in the place of the queries, and the queries in that of the keys"
-    for component, widths, says in (
-        ("qkv", (1, 1, 3), {swapped}),
-        ("qkv", (1, 2, 2), set()),
-        ("z", (1, 1, 3), set()),
-        ("z", (1, 2, 2), {"is made with the matrix of v"}),
-    ):
-        made.clear()
-        case: Any = SimpleNamespace(
-            component=component,
-            finding=SimpleNamespace(place=Place("trunk", 0, component)),
-            own=lambda name: None,
-            weights=SimpleNamespace(layers=[value(mixer=mixer)]),
-        )
-        case.weights.config = SimpleNamespace(segments=[(1, width) for width in widths])
-        assert not [*constants._matrix(case)] and made.keys() == says
-        assert swapped not in made or made[swapped]["qkv"].flatten().tolist() == [1, 0, 2, 3, 4]
-        assert not [*constants._log_decay(case)], "the decays of no layer are fixed"
-
-
-def test_segments_of_the_conv_are_read_at_another_place() -> None:
-    """Two heads: q and k with 2 channels each, and v with 3."""
-    mixed, config = torch.arange(14.0).expand(2, -1), SimpleNamespace(segments=[(2, 2), (2, 2), (2, 3)])
-    config.recurrence = SimpleNamespace(conv=("q", "k", "v"))
-    case: Any = SimpleNamespace(component="k", own={"mixed": mixed}.get, weights=SimpleNamespace(config=config),
-                                made=lambda says, own: [(says, own["mixed"][0, 4:8].tolist())])  # fmt: skip
-    says = "is read {} in the conv's channels"
-    assert dict(constants._segment(case)) == {says.format(how): [begin + n for n in range(4)] for how, begin in (
-        ("at the segment of q", 0), ("at the segment of v", 8), ("one channel too early", 3),
-        ("one channel too late", 5), ("one head too early", 2), ("one head too late", 6))}  # fmt: skip
-    for component, own, names in (("core", {"mixed": mixed}, ("q", "k", "v")), ("k", {}, ("q", "k", "v")),
-                                  ("k", {"mixed": mixed}, ("k",))):  # fmt: skip
-        case.component, case.own, config.recurrence.conv = component, own.get, names
-        assert not [*constants._segment(case)]
-
-
-@pytest.mark.parametrize(("component", "mine", "other"), [("residual", (2, 3), (7, 11)), ("hidden", (7, 11), (2, 3))])
-def test_normed_rows_are_scaled_by_other_factors(component: str, mine: Any, other: Any) -> None:
-    """The residual of a mixer with the factors 2 and 3, and that of an MLP with 7 and 11; a dense MLP has none."""
-    normed, post, bare, added = drawn(2, 2), drawn(2, 2) + 1, drawn(2, 2) + 2, drawn(2, 2) + 3
-    factors = {"gdn": (2, 3), "moe": (7, 11)}
-    config = SimpleNamespace(layers=[("gdn", "moe")], mixers=["gdn"], factors=factors.get)
-    case: Any = SimpleNamespace(component=component, finding=SimpleNamespace(place=Place("trunk", 0, component)),
-                                own={"normed": normed, "post_normed": post, "residual": bare}.get,
-                                weights=SimpleNamespace(config=config))  # fmt: skip
-    x, (alpha, beta), (a, b) = normed if component == "residual" else post, mine, other
-    due = {"lacks alpha": x + beta * added, "lacks beta": alpha * x + added, "lacks both factors": x + added,
-           "has alpha for beta, and beta for alpha": beta * x + alpha * added,
-           "has the factors of another block": a * x + b * added}  # fmt: skip
-    if component == "hidden":
-        due["continues from the rows before their norm"] = alpha * bare + beta * added
-    found = named_tensors(constants._with_factors(case, added))
-    assert found.keys() == due.keys() and all(torch.allclose(found[says], due[says]) for says in due)
-    factors["gdn" if component == "residual" else "moe"] = None  # type: ignore[assignment]
-    assert not [*constants._with_factors(case, added)]
-    case.own = {}.get
-    assert not [*constants._with_factors(case, added)]
 
 
 # -- residual streams and n-grams ------------------------------------------------------------------------
@@ -346,48 +249,7 @@ def test_neighbouring_taps_read_the_last_row_of_the_window() -> None:
         assert bool([*residual_streams._ple_mixed(case, SHAPE, weights, work)]) is not tree  # type: ignore[arg-type]
 
 
-def test_channels_after_the_conv_are_those_of_x_b_and_c() -> None:
-    config = SimpleNamespace(segments=[(1, 3), (2, 1), (2, 1)], recurrence=SimpleNamespace(conv=("v", "k", "q")))
-    mixed = torch.arange(7.0).expand(2, -1)
-    case: Any = SimpleNamespace(own={"mixed": mixed}.get, weights=SimpleNamespace(config=config))
-    found = {name: rows[1].tolist() for name, rows in selective_states._segments(case).items()}
-    assert found == {"v": [0, 1, 2], "k": [3, 4], "q": [5, 6]}
-
-
 # -- scales, weights and inputs --------------------------------------------------------------------------
-
-
-def of_scales(found: torch.Tensor, right: torch.Tensor, stored: Any, memory: Any = None) -> Any:
-    """A state [HV, K, V], or with a memory the read-outs [T, HV, V] of a layer, which adds nothing to them."""
-    work = None if memory is None else LayerWork("trunk", 0, torch.zeros(3, 1), 0, memory)
-    return SimpleNamespace(component="core" if memory else "state", found=found, right=right, piece=work and value(
-        work=work), oracle=SimpleNamespace(rounds={"state": stored}), again=lambda memory: torch.zeros_like(right))
-
-
-def test_tiles_of_a_state_may_have_other_scales() -> None:
-    """Tiles of 2 x 3. The scales of two are wrong, or none, or one is negative."""
-    right, tiles = drawn(2, 4, 6), Blocked(torch.float8_e4m3fn, (2, 3))
-    found = right.clone()
-    found[0, :2, :3] *= 2
-    assert not [*fitted_constants._scales(of_scales(right, right, tiles))]
-    found[1, 2:, 3:] *= 3
-    (one,) = fitted_constants._scales(of_scales(found, right, tiles))
-    assert one.sentence == "is read with other scales: the numbers of each tile are 2 to 3 times the right ones"
-    assert torch.allclose(one.wrong, found, rtol=1e-12) and one.tries == fitted_constants.TRIES**2
-    assert not [*fitted_constants._scales(of_scales(found, right, torch.float32))]
-    assert not [*fitted_constants._scales(of_scales(-found, right, tiles))]
-
-
-@pytest.mark.parametrize(("tall", "explained"), [(2, False), (4, True), (8, True), (None, True)])
-def test_read_outs_have_the_scale_of_their_column_of_tiles(tall: int | None, explained: bool) -> None:
-    """3 rows of 2 heads with 6 columns, of states [2, 4, 6]; in 4 rows or more a column of a state has one scale."""
-    right = drawn(3, 2, 6)
-    found = right.clone()
-    found[:, 0, 3:] *= 2
-    memory = GdnMemory(torch.zeros(1, 1), drawn(2, 4, 6))
-    tiles = Blocked(torch.float8_e4m3fn, (tall, 3))
-    wrong = [one.wrong for one in fitted_constants._scales(of_scales(found, right, tiles, memory))]
-    assert len(wrong) == explained and all(torch.allclose(one, found, rtol=1e-12) for one in wrong)
 
 
 @dataclass(frozen=True)
@@ -403,22 +265,6 @@ def test_blocks_of_weights_are_norms_or_inside_other_blocks() -> None:
     layer = Block(torch.ones(2), Block(torch.ones(1), Block(torch.ones(3))), Block(torch.zeros(0), torch.ones(2)))
     names = [name for name, _ in wrong_weights._parts(layer)]
     assert names == ["one", "other.one", "other.other", "other.other.one", "last_norm", "last_norm.other"]
-
-
-def test_taps_of_a_conv_are_those_of_other_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """3 channels with 2 taps, of a short convolution."""
-    monkeypatch.setattr(constants, "with_mixer", lambda case, says, layer, conv: [SimpleNamespace(
-        sentence=says, wrong=conv)])  # fmt: skip
-    conv = torch.tensor([[1, 2], [3, 4], [5, 6]])
-    mixer = object.__new__(ShortConvWeights)
-    object.__setattr__(mixer, "conv", conv)
-    monkeypatch.setattr(constants, "layer_of", lambda case: SimpleNamespace(mixer=mixer))
-    config = SimpleNamespace(segments=[(3, 1)])
-    case: Any = SimpleNamespace(right=torch.zeros(1), weights=SimpleNamespace(config=config))
-    found = {one.sentence.rpartition("taps ")[2]: one.wrong.tolist() for one in constants._mixed(case)}
-    assert found["in the opposite order"] == [[2, 1], [4, 3], [6, 5]]
-    assert found["of the channel before"] == [[5, 6], [1, 2], [3, 4]]
-    assert found["of the channel after"] == [[3, 4], [5, 6], [1, 2]]
 
 
 # -- labels and rows of the draft head -------------------------------------------------------------------
@@ -492,3 +338,19 @@ def test_known_labels_are_those_of_rows_positions_and_poison(monkeypatch: pytest
     read = (element + sum((element - due) * (2 * at + 1) for at, due in enumerate(intact))) & MASK
     assert known.keys() == {0, 50, 60, 70, *range(1, 11), read} and known[8] == ["position 8"]
     assert [str(one) for one in known[read]] == ["poison (memory that was never written)"]
+
+
+def test_rows_of_streams_are_normed_together_or_with_other_weights() -> None:
+    """Two rows of two streams with two channels."""
+    written, weight = drawn(2, 4), drawn(4)
+    weights: Any = SimpleNamespace(conv_norm=weight, key_norm=weight + 1, query_norm=weight + 2)
+    shape: Any = SimpleNamespace(streams=2)
+    mean = written.square().mean(-1, keepdim=True)
+    each = written.view(2, 2, 2).square().mean(-1, keepdim=True).expand(2, 2, 2).reshape(2, 4)
+    case = of_streams("ple_normed", ple_written=written)
+    found = named_tensors(residual_streams._ple_normed(case, shape, weights, None))  # type: ignore[arg-type]
+    due = {
+        "is not normed": written, "is normed over all streams together": written / (mean + 1e-6).sqrt() * (1 + weight),
+        "is normed with the weight of the norm of keys": written / (each + 1e-6).sqrt() * (2 + weight),
+        "is normed with the weight of the norm of streams": written / (each + 1e-6).sqrt() * (3 + weight)}  # fmt: skip
+    assert all(torch.allclose(found[says], due[says]) for says in due)

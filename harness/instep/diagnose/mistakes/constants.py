@@ -6,8 +6,6 @@ another configuration in the reference's op. Leaves out: changed inputs (`wrong_
 """
 
 from collections.abc import Callable, Iterator
-from itertools import accumulate
-from typing import cast
 
 import torch
 from torch.nn import functional as F
@@ -16,15 +14,13 @@ from instep_reference import trunk
 from instep_reference.weights import (
     GdnWeights,
     LatentWeights,
-    LayerWeights,
     LightningWeights,
     ShortConvWeights,
     fixed_decay,
 )
 
-from ...oracle.single_layer_run import LayerWork
 from .finding_case import Case, Explanation
-from .wrong_weights import layer_of, with_mixer
+from .wrong_weights import layer_of, mixer_of, with_mixer
 
 LOG2E = 1.4426950408889634
 
@@ -44,27 +40,29 @@ def _segment(case: Case) -> Iterator[Explanation]:
     """A segment of the conv's channels that is read at the place of another one, or a channel or a head off."""
     mixed, config = case.own("mixed"), case.weights.config
     names = config.recurrence.conv
-    if mixed is None or case.component not in names or len(names) < 2:
+    if mixed is None or case.component not in names:
         return
     widths = [heads * width for heads, width in config.segments]
-    begins, mine = list(accumulate(widths, initial=0)), names.index(case.component)
+    mine = names.index(case.component)
     for other, name in enumerate(names):
         if other != mine:
-            shifted = mixed.roll(begins[mine] - begins[other], 1)
+            shifted = mixed.roll(sum(widths[:mine]) - sum(widths[:other]), 1)
             yield from case.made(f"is read at the segment of {name} in the conv's channels", {"mixed": shifted})
-    for by, what in dict.fromkeys(((1, "channel"), (config.segments[mine][1], "head"))):
+    for by, what in ((1, "channel"), (config.segments[mine][1], "head")):
         for sign, word in ((1, "early"), (-1, "late")):
             yield from case.made(f"is read one {what} too {word} in the conv's channels",
                                  {"mixed": mixed.roll(sign * by, 1)})  # fmt: skip
 
 
-def _q(case: Case) -> Iterator[Explanation]:
+def _qkv(case: Case) -> Iterator[Explanation]:
+    scale = case.weights.config.key_dim**-0.5
     if case.weights.config.recurrence.inputs == "projected":
         yield from _through_silu(case)
-        return
-    scale = case.weights.config.key_dim**-0.5
-    yield Explanation("lacks the scale K^-1/2", case.right / scale)
-    yield Explanation("has the scale K^-1/2 twice", case.right * scale)
+    elif case.component == "q":
+        yield Explanation("lacks the scale K^-1/2", case.right / scale)
+        yield Explanation("has the scale K^-1/2 twice", case.right * scale)
+    elif case.component == "k":
+        yield Explanation("has the scale K^-1/2, which is q's", case.right * scale)
 
 
 def _through_silu(case: Case) -> Iterator[Explanation]:
@@ -72,40 +70,27 @@ def _through_silu(case: Case) -> Iterator[Explanation]:
     qkv, config = case.own("qkv"), case.weights.config
     if qkv is None:
         return
-    parts = dict(zip("qkv", torch.split(qkv, [config.key_dim, config.key_dim, config.value_dim], -1), strict=True))
+    parts = dict(zip("qkv", qkv.chunk(3, -1), strict=True))
     mine = parts[case.component]
     yield Explanation("has the scale K^-1/2, as in other attention", case.right * config.key_dim**-0.5)
     yield Explanation("passes no silu", mine)
     yield Explanation("passes a sigmoid, not a silu", torch.sigmoid(mine))
     for name, other in parts.items():
-        if name != case.component and other.shape == mine.shape:
+        if name != case.component:
             yield Explanation(f"is made of the part of {name}", F.silu(other))
-    blocks = qkv.reshape(len(qkv), 3, qkv.shape[1], -1)  # if all q came before all k and all v
-    if blocks.shape[-1] == mine.shape[-1]:
-        yield Explanation("is read as if the parts of all heads lay together",
-                          F.silu(blocks[:, "qkv".index(case.component)]))  # fmt: skip
-
-
-def _k(case: Case) -> Iterator[Explanation]:
-    if case.weights.config.recurrence.inputs == "projected":
-        yield from _through_silu(case)
-        return
-    yield Explanation("has the scale K^-1/2, which is q's", case.right * case.weights.config.key_dim**-0.5)
-
-
-def _v(case: Case) -> Iterator[Explanation]:
-    if case.weights.config.recurrence.inputs == "projected":
-        yield from _through_silu(case)
+    blocks = qkv.reshape(len(qkv), 3, *mine.shape[1:])  # if all q came before all k and all v
+    yield Explanation("is read as if the parts of all heads lay together",
+                      F.silu(blocks[:, "qkv".index(case.component)]))  # fmt: skip
 
 
 def _log_decay(case: Case) -> Iterator[Explanation]:
-    a, layer = case.own("a"), layer_of(case)
-    if layer is not None and isinstance(layer.mixer, LightningWeights):
+    a, mixer = case.own("a"), mixer_of(case)
+    if isinstance(mixer, LightningWeights):
         yield from _fixed(case, len(case.weights.config.layers))
-    if a is None or layer is None or not isinstance(layer.mixer, GdnWeights):
+    if a is None or not isinstance(mixer, GdnWeights):
         return
-    stored = layer.mixer.A_log.reshape(-1, *(1,) * (a.ndim - 2))  # of each head, also if there are channels
-    rate, x, config = stored.exp(), a + layer.mixer.dt_bias.reshape(a.shape[1:]), case.weights.config
+    stored = mixer.A_log.reshape(-1, *(1,) * (a.ndim - 2))  # of each head, also if there are channels
+    rate, x, config = stored.exp(), a + mixer.dt_bias.reshape(a.shape[1:]), case.weights.config
     for says, by, opened in (
         ("without dt_bias", rate, a), ("without A_log", torch.ones_like(rate), x),
         ("with A_log itself, not with its exponential", stored, x),
@@ -113,7 +98,7 @@ def _log_decay(case: Case) -> Iterator[Explanation]:
         yield Explanation(f"is made {says}", _gate(by, opened, config.decay_bound))
     others = [("A_log of the head before", rate.roll(1, 0)), ("A_log of the head after", rate.roll(-1, 0)),
               ("A_log of the heads in the opposite order", rate.flip(0))]  # fmt: skip
-    for says, by in others if len(rate) > 1 else ():
+    for says, by in others:
         yield Explanation(f"is made with {says}", _gate(by, x, config.decay_bound))
     yield Explanation("is the decay itself, not its logarithm", case.right.exp())
     yield Explanation("is in powers of 2, not of e", case.right * LOG2E)
@@ -123,7 +108,7 @@ def _log_decay(case: Case) -> Iterator[Explanation]:
     else:
         yield from _of_bound(config.decay_bound, rate, x)
     if a.ndim > 2:
-        yield from _of_channels(case, a, rate, layer.mixer.dt_bias)
+        yield from _of_channels(case, a, rate, mixer.dt_bias)
 
 
 def _gate(rate: torch.Tensor, opened: torch.Tensor, bound: float | None) -> torch.Tensor:
@@ -183,39 +168,37 @@ def _of_channels(case: Case, a: torch.Tensor, rate: torch.Tensor, bias: torch.Te
 
 def _matrix(case: Case) -> Iterator[Explanation]:
     """A projection of a row with the matrix of another one of the layer."""
-    layer, name = layer_of(case), case.component
-    if layer is not None and isinstance(layer.mixer, ShortConvWeights):
+    mixer, name = mixer_of(case), case.component
+    if isinstance(mixer, ShortConvWeights):
         yield from _given(case)
-    if layer is None or not isinstance(layer.mixer, GdnWeights):
+    if not isinstance(mixer, GdnWeights):
         return
-    mine, config = getattr(layer.mixer, name), case.weights.config
-    q, k, v = torch.split(layer.mixer.qkv, [heads * width for heads, width in config.segments])
-    others = {"v": v} | {other: getattr(layer.mixer, other) for other in ("z", "b", "a", "z_low", "a_low")}
-    for other, theirs in others.items() if name != "qkv" else ():
+    mine, config = getattr(mixer, name), case.weights.config
+    q, k, v = torch.split(mixer.qkv, [heads * width for heads, width in config.segments])
+    others = {"v": v} | {other: getattr(mixer, other) for other in ("z", "b", "a", "z_low", "a_low")}
+    for other, theirs in others.items():
         if theirs is not None and other != name and theirs.shape == mine.shape:
-            yield from with_mixer(case, f"is made with the matrix of {other}", layer, **{name: theirs})
+            yield from with_mixer(case, f"is made with the matrix of {other}", **{name: theirs})
     if name == "qkv" and q.shape == k.shape:
         yield from with_mixer(case, "has the keys in the place of the queries, and the queries in that of the keys",
-                              layer, qkv=torch.cat((k, q, v)))  # fmt: skip
+                              qkv=torch.cat((k, q, v)))  # fmt: skip
 
 
 def _read(case: Case) -> Iterator[Explanation]:
     """A projection in a layer that norms results: of rows that are normed nevertheless."""
-    layer, work = layer_of(case), None if case.piece is None else case.piece.work
-    if layer is not None and layer.input_norm is not None and isinstance(work, LayerWork) and _norms_results(case):
-        rows, _ = trunk.read(case.weights.config, layer.input_norm, work.hidden.to("cpu", torch.float64))
+    layer, hidden = layer_of(case), case.hidden
+    if layer is not None and layer.input_norm is not None and hidden is not None and _norms_results(case):
+        rows, _ = trunk.read(case.weights.config, layer.input_norm, hidden)
         yield from case.made("is computed from normed rows, as in a layer that norms what it reads", hidden=rows)
 
 
 def _mlp(case: Case) -> Iterator[Explanation]:
     layer, residual = layer_of(case), case.own("residual")
-    work = None if case.piece is None else case.piece.work
-    norm = None if layer is None else layer.post_norm
-    if norm is not None and residual is not None and isinstance(work, LayerWork) and _norms_results(case):
-        rows, _ = trunk.read(case.weights.config, norm, residual)
+    if layer is not None and layer.post_norm is not None and residual is not None and _norms_results(case):
+        rows, _ = trunk.read(case.weights.config, layer.post_norm, residual)
         yield from case.made("is computed from normed rows, as in a layer that norms what it reads", {"residual": rows})
-        before = work.hidden.to("cpu", torch.float64)
-        yield from case.made("is computed from the rows before the mixer", {"residual": before})
+        if (before := case.hidden) is not None:
+            yield from case.made("is computed from the rows before the mixer", {"residual": before})
 
 
 def _norms_results(case: Case) -> bool:
@@ -237,10 +220,10 @@ GATES_OF_CONVS = ("in_gate", "out_gate", "x")  # the thirds of the projection of
 
 def _third(case: Case) -> Iterator[Explanation]:
     """A third of the projection of a short convolution, made with other rows of its matrix."""
-    layer, normed = layer_of(case), case.own("normed")
-    if layer is None or normed is None or not isinstance(layer.mixer, ShortConvWeights):
+    mixer, normed = mixer_of(case), case.own("normed")
+    if normed is None or not isinstance(mixer, ShortConvWeights):
         return
-    mine, inputs = GATES_OF_CONVS.index(case.component), layer.mixer.inputs
+    mine, inputs = GATES_OF_CONVS.index(case.component), mixer.inputs
     for third, name in enumerate(GATES_OF_CONVS):
         if third != mine:
             yield Explanation(f"is made with the matrix of {name}", normed @ inputs.chunk(3)[third].T)
@@ -281,33 +264,33 @@ def _beta(case: Case) -> Iterator[Explanation]:
 
 
 def _mixed(case: Case) -> Iterator[Explanation]:
-    layer = layer_of(case)
-    if layer is None or not isinstance(layer.mixer, GdnWeights | ShortConvWeights):
+    mixer = mixer_of(case)
+    if not isinstance(mixer, GdnWeights | ShortConvWeights):
         return
-    conv = layer.mixer.conv
-    if isinstance(layer.mixer, ShortConvWeights):
+    conv = mixer.conv
+    if isinstance(mixer, ShortConvWeights):
         yield Explanation("passes a silu, which no short convolution has", F.silu(case.right))
-    yield from with_mixer(case, "is convolved with the taps in the opposite order", layer, conv=conv.flip(1))
-    yield from with_mixer(case, "is convolved with the taps of the channel before", layer, conv=conv.roll(1, 0))
-    yield from with_mixer(case, "is convolved with the taps of the channel after", layer, conv=conv.roll(-1, 0))
+    yield from with_mixer(case, "is convolved with the taps in the opposite order", conv=conv.flip(1))
+    yield from with_mixer(case, "is convolved with the taps of the channel before", conv=conv.roll(1, 0))
+    yield from with_mixer(case, "is convolved with the taps of the channel after", conv=conv.roll(-1, 0))
     first, *others = torch.split(conv, [heads * width for heads, width in case.weights.config.segments])
     if others and len(first) == len(others[0]):
-        yield from with_mixer(case, "is convolved with the taps of k for q, and of q for k", layer,
+        yield from with_mixer(case, "is convolved with the taps of k for q, and of q for k",
                               conv=torch.cat((others[0], first, *others[1:])))  # fmt: skip
     for tap in range(conv.shape[1]):
         without = conv.clone()
         without[:, tap] = 0
-        yield from with_mixer(case, f"is convolved without tap {tap}", layer, conv=without)
+        yield from with_mixer(case, f"is convolved without tap {tap}", conv=without)
 
 
 def _gated(case: Case) -> Iterator[Explanation]:
     z, silu = case.own("z"), case.weights.config.output_gate == "silu"
-    z = z.reshape(case.right.shape) if z is not None and z.numel() == case.right.numel() else z
     gate, mixed = case.own("out_gate"), case.own("mixed")
     if gate is not None and mixed is not None:
         yield from _multiplied("out_gate", gate, mixed)
     if z is None:
         return
+    z = z.reshape(case.right.shape)
     opening = F.silu(z) if silu else torch.sigmoid(z)
     bare = torch.where(opening == 0, 0.0, case.right / opening)
     other = torch.sigmoid(z) if silu else F.silu(z)
@@ -327,14 +310,13 @@ def _attended(case: Case) -> Iterator[Explanation]:
         ("the softmax is in powers of 2, not of e", 1 / LOG2E), ("the softmax takes log2(e) twice", LOG2E),
     ):
         yield from case.made(says, {"query": factor * query})
-    layer = layer_of(case)
-    if layer is not None and isinstance(layer.mixer, LatentWeights):
-        yield from _of_latents(case, layer, query)
+    if isinstance(mixer := mixer_of(case), LatentWeights):
+        yield from _of_latents(case, mixer.up, query)
 
 
-def _of_latents(case: Case, layer: LayerWeights, query: torch.Tensor) -> Iterator[Explanation]:
+def _of_latents(case: Case, up: torch.Tensor, query: torch.Tensor) -> Iterator[Explanation]:
     """A key is [of the head | shared]; up [heads * (own + value_width), R] has each head's key, then its value."""
-    config, up = case.weights.config, cast(LatentWeights, layer.mixer).up
+    config = case.weights.config
     own, shared = config.head_dim - config.shared_key, config.shared_key
     without, wide = query.clone(), (config.head_dim / own) ** 0.5
     without[..., own:] = 0
@@ -344,10 +326,10 @@ def _of_latents(case: Case, layer: LayerWeights, query: torch.Tensor) -> Iterato
     yield from case.made("the scores are scaled by the width of the head's own key", {"query": query * wide})
     keys, values = torch.split(up, [config.heads * own, config.heads * config.value_width])
     each = torch.cat((keys.view(config.heads, own, -1), values.view(config.heads, config.value_width, -1)), 1)
-    yield from with_mixer(case, "latents are expanded as if all keys came before all values", layer,
+    yield from with_mixer(case, "latents are expanded as if all keys came before all values",
                           up=each.reshape(up.shape))  # fmt: skip
     per_head = up.view(config.heads, -1, up.shape[1])
-    yield from with_mixer(case, "latents are expanded by the matrix of the head after", layer,
+    yield from with_mixer(case, "latents are expanded by the matrix of the head after",
                           up=per_head.roll(-1, 0).reshape(up.shape))  # fmt: skip
 
 
@@ -388,7 +370,7 @@ def _with_factors(case: Case, added: torch.Tensor) -> Iterator[Explanation]:
         yield Explanation(says, wrong)
     if bare is not None:
         yield Explanation("continues from the rows before their norm", alpha * bare + beta * added)
-    others = {its for block in (*config.mixers, last) if (its := config.factors(block)) not in (None, factors)}
+    others = {config.factors(block) for block in (*config.mixers, last)} - {factors}
     for a, b in sorted(filter(None, others)):
         yield Explanation("has the factors of another block", a * x + b * added)
 
@@ -397,13 +379,15 @@ def _sum(case: Case) -> Iterator[Explanation]:
     """residual = hidden + mixer, hidden = residual + mlp: without the first, or with the second twice."""
     name = "mixer" if case.component == "residual" else "mlp"
     normed, added = case.own(f"{name}_normed"), case.own(name)
-    if added is not None and case.weights.config.residual_factors:
+    if added is None:
+        return
+    if case.weights.config.residual_factors:
         yield from _with_factors(case, added)
         return
-    if normed is not None and added is not None:
+    if normed is not None:
         yield Explanation(f"adds {name} without its norm", case.right - normed + added)
         added = normed
-    if added is not None and added.shape == case.right.shape:  # not with streams
+    if added.shape == case.right.shape:  # not with streams
         yield Explanation("lacks the residual", added)
         yield Explanation("lacks what the layer adds", case.right - added)
 
@@ -411,6 +395,6 @@ def _sum(case: Case) -> Iterator[Explanation]:
 FORMULAS: dict[str, Callable[[Case], Iterator[Explanation]]] = {
     **dict.fromkeys(GATES_OF_CONVS, _third), **dict.fromkeys(("qkv", "z", "b", "a", "z_low", "a_low"), _matrix),
     **dict.fromkeys(("projected", "key_raw", "value"), _read), "mlp": _mlp, "mixer": _mixer,
-    "q": _q, "k": _k, "v": _v, "log_decay": _log_decay, "beta": _beta, "mixed": _mixed, "gated": _gated,
+    "q": _qkv, "k": _qkv, "v": _qkv, "log_decay": _log_decay, "beta": _beta, "mixed": _mixed, "gated": _gated,
     "attended": _attended, "opened": _opened, "joined": _joined, "residual": _sum, "hidden": _sum,
 }  # fmt: skip

@@ -22,6 +22,7 @@ from ...checks.recomputed_values import sampled_rows, scale_of
 from ...finding_problem import Code, WrongContent
 from ...oracle.oracle import Oracle
 from ...oracle.recomputation import Recomputation, rerun
+from ...oracle.single_layer_run import LayerWork
 from ...verdict import Comparison, Tier
 from ...watch.event_context import EventContext
 from ...watch.rows_by_request import row_spans, rows
@@ -109,6 +110,17 @@ class Case(Compared):
         if self.oracle is None:
             return []
         return [piece for piece in self.oracle.at(self.context) if isinstance(piece, Recomputation)]
+
+    @property
+    def work(self) -> LayerWork | None:
+        """The layer that runs again, if it is one."""
+        work = None if self.piece is None else self.piece.work
+        return work if isinstance(work, LayerWork) else None
+
+    @property
+    def hidden(self) -> torch.Tensor | None:
+        """The rows that this layer was given, in fp64."""
+        return None if self.work is None else self.work.hidden.to("cpu", torch.float64)
 
     def own(self, component: str) -> torch.Tensor | None:
         """The subject's rows of another place of the same recomputation, in fp64.

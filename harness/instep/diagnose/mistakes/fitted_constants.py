@@ -4,22 +4,19 @@ These are tried last, after all known mistakes, and count as many tries. Leaves 
 (`constants.py`).
 """
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from instep_reference.contract.declared_rounding import Blocked
-from instep_reference.norms import L2_EPS
 from instep_reference.trunk import WithState
 
-from ...oracle.single_layer_run import LayerWork
 from .constants import LOG2E
 from .explanation_fit import cells
 from .finding_case import Case, Explanation
-from .norms import norm_input
+from .norms import eps_of, norm_input
 
 TRIES = 1e6  # tries that a fitted number counts as
 FEWEST, EXACT = 8, 1e-5  # numbers of an entry that share a scale, and how nearly they do
@@ -54,31 +51,28 @@ def scales_of_entries(case: Case) -> Iterator[Explanation]:
 def _scales(case: Case) -> Iterator[Explanation]:
     """A state that is stored with scales: right but for a factor of each tile, as it is left or as it is read."""
     stored = None if case.oracle is None else case.oracle.rounds.get("state")
-    work, right = None if case.piece is None else case.piece.work, case.right.to("cpu", torch.float64)
-    if not isinstance(stored, Blocked) or stored.tile is None or right.dim() != 3:
+    right, core = case.right.to("cpu", torch.float64), case.component == "core"
+    if not isinstance(stored, Blocked) or stored.tile is None or case.component not in ("core", "state"):
         return
     tall, wide, rest = *stored.tile, torch.zeros_like(right)
-    if case.component == "core" and isinstance(work, LayerWork) and isinstance(work.memory, WithState):
-        tall = tall if tall is not None and tall < work.memory.state.shape[1] else None
-        without: Any = replace(work.memory, state=torch.zeros_like(work.memory.state))
-        rest = case.again(memory=without)  # type: ignore[assignment]  # the finding is about this place
-    elif case.component != "state":
-        return
-    if (case.component == "core" and tall is not None) or rest is None:
-        return  # a column has several scales
+    if core:
+        memory: Any = None if case.work is None else case.work.memory
+        if not isinstance(memory, WithState) or (tall is not None and tall < memory.state.shape[1]):
+            return  # nothing is read, or a column has several scales
+        rest, tall = _made(case, memory=replace(memory, state=torch.zeros_like(memory.state))), None
     given, found = right - rest, case.found.to("cpu", torch.float64) - rest
-    if case.component == "core":
+    if core:
         given, found = given.transpose(0, 1), found.transpose(0, 1)  # heads first, as in a state
     factors, count = torch.ones_like(given), 0
     for rows in _runs(given.shape[1], tall):
         for columns in _runs(given.shape[2], wide):
             mine, theirs = given[:, rows, columns], found[:, rows, columns]
-            each = (mine * theirs).sum((1, 2)) / mine.square().sum((1, 2)).clamp_min(torch.finfo(torch.float64).tiny)
-            each = torch.where((each - 1).abs() > SAME_SCALE, each, 1.0)
+            each = (mine * theirs).sum((1, 2)) / mine.square().sum((1, 2))
+            each = torch.where((each - 1).abs() > SAME_SCALE, each, 1.0)  # also if there is nothing to scale
             factors[:, rows, columns] = each[:, None, None]
             count += int((each != 1).sum())
     if count and (factors > 0).all():
-        wrong = (factors * given).transpose(0, 1) if case.component == "core" else factors * given
+        wrong = (factors * given).transpose(0, 1) if core else factors * given
         says = _of_scales("tile", factors[factors != 1])
         yield Explanation(says, rest + wrong, TRIES ** min(count, MOST_FITTED))
 
@@ -95,8 +89,8 @@ def _of_scales(what: str, factors: torch.Tensor) -> str:
 
 def _eps(case: Case, x: torch.Tensor) -> Iterator[Explanation]:
     """Fit the eps of a norm; small rows have more weight, as eps changes them more."""
-    l2 = case.component in ("q", "k")
-    squares, eps = (x.square().sum(-1) if l2 else x.square().mean(-1)), L2_EPS if l2 else case.weights.config.eps
+    x = x.flatten(1) if case.weights.config.row_norms and case.component in ("query", "key") else x
+    squares, eps = x.square().sum(-1) if case.component in ("q", "k") else x.square().mean(-1), eps_of(case)
     found, right = (y.to("cpu", torch.float64).reshape(*squares.shape, -1) for y in (case.found, case.right))
     factor = (found * right).sum(-1) / right.square().sum(-1)
     told, weight = (squares + eps) / factor.square() - squares, (squares + eps).pow(-2)
@@ -111,16 +105,19 @@ def _scores(case: Case, query: torch.Tensor) -> Iterator[Explanation]:
     """Fit the scale of a softmax, or the log2(e) of a softmax in powers of 2."""
     found, factor = case.found.to("cpu", torch.float64), 1.0
     for _ in range(STEPS):
-        here, beside = (case.again({"query": by * query}) for by in (factor, factor + NUDGE))
-        assert here is not None and beside is not None, "the finding is about this place"
+        here, beside = (_made(case, {"query": by * query}) for by in (factor, factor + NUDGE))
         slope = (beside - here) / NUDGE
         if not slope.square().sum() > 0:
             return  # with a single key scores do not matter
         factor += float(((found - here) * slope).sum() / slope.square().sum())
-    wrong = case.again({"query": factor * query})
-    if wrong is not None and math.isfinite(factor):
-        says = f"its scores are {factor:.5g} times the right ones, as with {factor * LOG2E:.5g} for log2(e)"
-        yield Explanation(says, wrong, TRIES)
+    says = f"its scores are {factor:.5g} times the right ones, as with {factor * LOG2E:.5g} for log2(e)"
+    yield Explanation(says, _made(case, {"query": factor * query}), TRIES)
+
+
+def _made(case: Case, changes: Mapping[str, torch.Tensor] | None = None, **work: Any) -> torch.Tensor:
+    wrong = case.again(changes, **work)
+    assert wrong is not None, "the finding is about this place"
+    return wrong
 
 
 def _factor(case: Case) -> Iterator[Explanation]:
@@ -128,6 +125,6 @@ def _factor(case: Case) -> Iterator[Explanation]:
     found, right = (cells(case.component, x.to("cpu", torch.float64)) for x in (case.found, case.right))
     off = (found - right).square().sum(-1) > 9 * case.granted[0].max().square() * right.square().sum(-1)
     whole = right[off].square().sum()
-    if off.any() and whole > 0:
+    if whole > 0:
         factor = float((found[off] * right[off]).sum() / whole)
         yield Explanation(f"is {factor:.8g} times the right value", factor * case.right, TRIES)

@@ -12,10 +12,9 @@ from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL
 from instep_reference.norms import L2_EPS
 from instep_reference.weights import AttentionWeights, GdnWeights, LatentWeights, LightningWeights, Norm
 
-from ...oracle.single_layer_run import LayerWork
 from ...watch.rows_by_request import row_spans
 from .finding_case import NARROW, Case, Explanation, rounded
-from .wrong_weights import layer_of, with_mixer
+from .wrong_weights import layer_of, mixer_of, with_mixer
 
 # Component -> the only component that its norm reads, unchanged, for all rows of the batch.
 PACKED = {"gated": "core", "post_normed": "residual", "key": "key_raw"}
@@ -24,10 +23,10 @@ PACKED = {"gated": "core", "post_normed": "residual", "key": "key_raw"}
 def norms(case: Case) -> Iterator[Explanation]:
     if case.piece is None:
         return
-    x, weight, one = norm_input(case), _norm_weight(case), case.component not in ("gated", "q", "k")
+    x, weight = norm_input(case), _norm_weight(case)
     if x is None:
         return
-    config, latent = case.weights.config, case.component == "value"
+    config = case.weights.config
     if config.row_norms and case.component in ("query", "key"):
         yield from _of_rows(case, x, config.eps)
         return
@@ -36,8 +35,7 @@ def norms(case: Case) -> Iterator[Explanation]:
         yield Explanation("is normed, and this model type norms no queries and keys", case.right / sizes)
         return
     l2 = case.component in ("q", "k")
-    squares, eps = (x.square().sum(-1) if l2 else x.square().mean(-1)), (
-        L2_EPS if l2 else LATENT_EPS if latent else config.core_eps if case.component == "gated" else config.eps)
+    squares, eps = (x.square().sum(-1) if l2 else x.square().mean(-1)), eps_of(case)
     right, size = (squares + eps).sqrt(), x.shape[-1]
 
     def by(says: str, denominator: torch.Tensor) -> Explanation:
@@ -47,7 +45,7 @@ def norms(case: Case) -> Iterator[Explanation]:
     yield by("is normed with 10 times the eps", (squares + 10 * eps).sqrt())
     yield by("is normed with a tenth of the eps", (squares + eps / 10).sqrt())
     yield by("is normed without eps", squares.sqrt())
-    if (latent or case.component == "gated") and config.eps != eps:
+    if case.component in ("value", "gated") and config.eps != eps:
         yield by("is normed with the eps of the other norms", (squares + config.eps).sqrt())
     yield by("is normed with eps outside the root", squares.sqrt() + eps)
     yield by("is not normed at all", torch.ones_like(right))
@@ -65,24 +63,17 @@ def norms(case: Case) -> Iterator[Explanation]:
     if case.component in ("query", "key"):
         yield from _before_turning(case)
     if weight is not None:
-        one = one and config.centred_norms
-        stored = weight if config.centred_norms or case.component == "gated" else 1 + weight
-        used, name = (1 + stored, "1 + w") if one else (stored, "w")
+        used = weight if case.component == "gated" else 1 + weight
+        stored, name = (weight, "1 + w") if config.centred_norms and case.component != "gated" else (used, "w")
         for says, scale in (("w", stored), ("1 + w", 1 + stored), ("no weight", torch.ones_like(stored))):
             if says != name:
                 yield from _reweighted(case, f"is scaled with {says}, not with {name}", scale, used)
         for says, theirs in _weights_of_others(case):
             yield from _reweighted(case, f"is scaled with {says}", 1 + theirs, used)
-        draft = case.weights.draft
-        if draft is not None and case.finding.place.layer == STAGE_LEVEL:
-            other = draft.norm_hidden if config.centred_norms else 1 + draft.norm_hidden
-            yield from _reweighted(case, "is scaled with the weight of the norm of the hidden row",
-                                   1 + other if one else other, used)  # fmt: skip
         for said, narrow in NARROW.items():
-            normed = x / right[..., None] if right.dim() < x.dim() else x / right
-            parts = torch.where(normed == 0, 0.0, rounded(normed, narrow) / normed)
-            if parts.shape == case.right.shape:
-                yield Explanation(f"is rounded to {said} before its weight", case.right * parts)
+            normed = x / right[..., None]
+            parts = torch.where(normed == 0, 1.0, rounded(normed, narrow) / normed)
+            yield Explanation(f"is rounded to {said} before its weight", case.right * parts.reshape(case.right.shape))
 
 
 def _of_other_columns(case: Case, x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -97,22 +88,24 @@ def _of_other_columns(case: Case, x: torch.Tensor) -> Iterator[tuple[str, torch.
 
 def _weights_of_others(case: Case) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights of the layer's other norm of rows of the same width; of the draft head's last norm, the trunk's."""
-    layer, place = layer_of(case), case.finding.place
+    layer, place, weights = layer_of(case), case.finding.place, case.weights
     first, second = ("normed", "mixer_normed"), ("post_normed", "mlp_normed")
-    if layer is not None and case.component in (*first, *second) and place.layer != STAGE_LEVEL:
+    if layer is not None and case.component in (*first, *second):
         other = layer.post_norm if case.component in first else layer.input_norm
         if isinstance(other, torch.Tensor):
             yield "the weight of the layer's other norm", other
-    if case.component == "final" and place.stage != "trunk" and isinstance(case.weights.final_norm, torch.Tensor):
-        yield "the weight of the trunk's last norm", case.weights.final_norm
+    if weights.draft is not None and place.layer == STAGE_LEVEL:
+        yield "the weight of the norm of the hidden row", weights.draft.norm_hidden
+    if case.component == "final" and place.stage != "trunk" and isinstance(weights.final_norm, torch.Tensor):
+        yield "the weight of the trunk's last norm", weights.final_norm
 
 
 def _of_rows(case: Case, x: torch.Tensor, eps: float) -> Iterator[Explanation]:
     """Norms over all heads of a row: x [rows, heads, head_dim] of queries or keys."""
-    layer = layer_of(case)
-    if layer is None or not isinstance(layer.mixer, AttentionWeights):
+    mixer = mixer_of(case)
+    if not isinstance(mixer, AttentionWeights):
         return
-    weight = 1 + (layer.mixer.query_norm if case.component == "query" else layer.mixer.key_norm).reshape(x.shape[1:])
+    weight = 1 + (mixer.query_norm if case.component == "query" else mixer.key_norm).reshape(x.shape[1:])
     squares = x.square().mean((1, 2), keepdim=True)
     rows, heads = (squares + eps).sqrt(), (x.square().mean(-1, keepdim=True) + eps).sqrt()
     yield Explanation("is normed head by head, not over all heads of a row", x / heads * weight)
@@ -153,11 +146,11 @@ def _neighbours(
 
 def _before_turning(case: Case) -> Iterator[Explanation]:
     """Wrong weights of the norms of queries and keys, which are rotated after the norm."""
-    layer, name = layer_of(case), f"{case.component}_norm"
-    if layer is not None and isinstance(layer.mixer, AttentionWeights):
-        weight = getattr(layer.mixer, name)
+    mixer, name = mixer_of(case), f"{case.component}_norm"
+    if isinstance(mixer, AttentionWeights):
+        weight = getattr(mixer, name)
         for says, other in (("w", weight - 1), ("no weight", torch.zeros_like(weight))):
-            yield from with_mixer(case, f"is scaled with {says}, not with 1 + w", layer, **{name: other})
+            yield from with_mixer(case, f"is scaled with {says}, not with 1 + w", **{name: other})
 
 
 def _reweighted(case: Case, says: str, other: torch.Tensor, used: torch.Tensor) -> Iterator[Explanation]:
@@ -165,9 +158,15 @@ def _reweighted(case: Case, says: str, other: torch.Tensor, used: torch.Tensor) 
         yield Explanation(says, case.right * torch.where(used == 0, 1.0, other / used))
 
 
+def eps_of(case: Case) -> float:
+    """The eps of the norm whose result is at this place."""
+    config = case.weights.config
+    return {"q": L2_EPS, "k": L2_EPS, "value": LATENT_EPS, "gated": config.core_eps}.get(case.component, config.eps)
+
+
 def norm_input(case: Case) -> torch.Tensor | None:
     """The input [rows, .., normed axis] of the norm whose result is at this place."""
-    config, work, place = case.weights.config, case.piece and case.piece.work, case.finding.place
+    config, place = case.weights.config, case.finding.place
     if config.recurrence.inputs == "selective" and case.component in ("q", "k", "gated", "query", "key"):
         return None  # they are not normed, or group by group (`selective_states.py`)
     if case.component in ("q", "k"):
@@ -192,25 +191,22 @@ def norm_input(case: Case) -> torch.Tensor | None:
         return case.own("key_raw")
     if place.layer == STAGE_LEVEL:
         return case.own("embedding") if case.component == "normed" else None
-    if case.component == "normed" and isinstance(work, LayerWork):
-        return work.hidden.to("cpu", torch.float64)
     if case.component == "post_normed" and (residual := case.own("residual")) is not None:
         return residual
-    if case.component == "post_normed" and isinstance(work, LayerWork):
-        return work.hidden.to("cpu", torch.float64)
+    if case.component in ("normed", "post_normed"):
+        return case.hidden
     if case.component in ("mixer_normed", "mlp_normed"):
         return case.own(case.component.removesuffix("_normed"))
     return _before_final(case) if case.component == "final" else None
 
 
 def _before_final(case: Case) -> torch.Tensor | None:
-    last = max((p.layer for p in case.pieces if p.stage == case.finding.place.stage and p.layer < AFTER_LAYERS),
-               default=None)  # fmt: skip
-    for piece in case.pieces if last is not None else ():
-        if (piece.stage, piece.layer, piece.request) == (case.finding.place.stage, last, case.finding.request):
-            hidden = piece.own.get(piece.place("hidden"))
-            return None if hidden is None else hidden.to("cpu", torch.float64)
-    return None
+    place, request = case.finding.place, case.finding.request
+    layers = [piece for piece in case.pieces
+              if (piece.stage, piece.request) == (place.stage, request) and piece.layer < AFTER_LAYERS]  # fmt: skip
+    last = max(layers, key=lambda piece: piece.layer, default=None)
+    hidden = None if last is None else last.own.get(last.place("hidden"))
+    return None if hidden is None else hidden.to("cpu", torch.float64)
 
 
 def _norm_weight(case: Case) -> torch.Tensor | None:

@@ -23,19 +23,12 @@ from .wrong_weights import layer_of
 def residual_streams(case: Case) -> Iterator[Explanation]:
     if case.piece is None or case.weights.config.streams == 1 or case.finding.place.stage != "trunk":
         return
-    yield from OF_STREAMS.get(case.component, _nothing)(case)
-    layer, work = layer_of(case), case.piece.work
-    if layer is not None and layer.ple is not None and isinstance(work, LayerWork):
+    if case.component in OF_STREAMS:
+        yield from OF_STREAMS[case.component](case)
+    layer, work = layer_of(case), case.work
+    if layer is not None and layer.ple is not None and work is not None and case.component in OF_PLE:
         shape = case.weights.config.ple_before(case.finding.place.layer)
-        yield from OF_PLE.get(case.component, _nothing_of_ple)(case, shape, layer.ple, work)
-
-
-def _nothing(case: Case) -> Iterator[Explanation]:
-    return iter(())
-
-
-def _nothing_of_ple(case: Case, shape: PleShape, weights: PleWeights, work: LayerWork) -> Iterator[Explanation]:
-    return iter(())
+        yield from OF_PLE[case.component](case, shape, layer.ple, work)
 
 
 # ---- streams
@@ -43,14 +36,18 @@ def _nothing_of_ple(case: Case, shape: PleShape, weights: PleWeights, work: Laye
 
 def _read_by(case: Case) -> tuple[torch.Tensor, StreamWeights] | None:
     """The streams that a block reads, and its weights."""
-    layer, work = layer_of(case), None if case.piece is None else case.piece.work
+    layer = layer_of(case)
     if case.component.startswith("post_"):
         rows, norm = case.own("residual"), None if layer is None else layer.post_norm
     else:
-        rows, norm = case.own("ple"), None if layer is None else layer.input_norm
-        if rows is None and isinstance(work, LayerWork):
-            rows = work.hidden.to("cpu", torch.float64)
+        rows, norm = _before_mixer(case), None if layer is None else layer.input_norm
     return (rows, norm) if rows is not None and isinstance(norm, StreamWeights) else None
+
+
+def _before_mixer(case: Case) -> torch.Tensor | None:
+    """The streams before the mixer: with the embedding of n-grams, if the layer has one."""
+    rows = case.own("ple")
+    return case.hidden if rows is None else rows
 
 
 def _normed(case: Case) -> Iterator[Explanation]:
@@ -87,10 +84,7 @@ def _strength(case: Case) -> Iterator[Explanation]:
 def _added(case: Case) -> Iterator[Explanation]:
     mlp = case.component == "hidden"
     made, strength = case.own("mlp" if mlp else "mixer"), case.own("post_strength" if mlp else "strength")
-    x, other = case.own("residual") if mlp else case.own("ple"), case.own("strength")
-    work = None if case.piece is None else case.piece.work
-    if x is None and not mlp and isinstance(work, LayerWork):
-        x = work.hidden.to("cpu", torch.float64)
+    x, other = case.own("residual") if mlp else _before_mixer(case), case.own("strength")
     if x is None or made is None or strength is None:
         return
     yield Explanation("has the result added to every stream as it is", ple.add_to_streams(x, made, strength**0))
@@ -109,12 +103,16 @@ OF_STREAMS: dict[str, Callable[[Case], Iterator[Explanation]]] = {
 # ---- embeddings of n-grams
 
 
+def _is_tree(work: LayerWork) -> bool:
+    return work.parents is not None and work.parents != tuple(range(-1, len(work.parents) - 1))
+
+
 def _ngrams(case: Case, shape: PleShape, weights: PleWeights, work: LayerWork) -> Iterator[Explanation]:
     memory = work.memory if work.start else None
     kept = memory.ngram.tolist() if isinstance(memory, PleMemory) else [0] * (shape.ngram - 1)
     before = tuple(number - 1 if number else shape.eos for number in kept)
-    if work.parents is not None and work.parents != tuple(range(-1, len(work.tokens) - 1)):
-        return  # a tree: its rows have other tokens before them
+    if _is_tree(work):
+        return  # its rows have other tokens before them
     line, right = (*before, *work.tokens), ple.multipliers(shape)
     first = len(before)
 
@@ -149,7 +147,8 @@ def _ngrams(case: Case, shape: PleShape, weights: PleWeights, work: LayerWork) -
     with_zero = tuple(number - 1 if number else 0 for number in kept) + work.tokens
     yield Explanation("is that of n-grams with token 0 before the first one",
                       rows(lambda at: usual(at, line=with_zero)))  # fmt: skip
-    yield Explanation("is that of n-grams one token late", rows(lambda at: usual(at - 1) if at else usual(at)))
+    late = (shape.eos, *line)
+    yield Explanation("is that of n-grams one token late", rows(lambda at: usual(at, line=late)))
     for other in case.weights.config.ple:
         if other.index != shape.index:
             yield Explanation(f"is hashed with the multipliers of layer {other.layer}",
@@ -206,11 +205,10 @@ def _ple_normed(case: Case, shape: PleShape, weights: PleWeights, work: LayerWor
 
 def _ple_mixed(case: Case, shape: PleShape, weights: PleWeights, work: LayerWork) -> Iterator[Explanation]:
     x, memory = case.own("ple_normed"), work.memory
-    if x is None or (work.parents is not None and work.parents != tuple(range(-1, len(x) - 1))):
+    if x is None or _is_tree(work):
         return
-    fresh = not work.start or not isinstance(memory, PleMemory)
     window = x.new_zeros(x.shape[1], shape.reach)
-    if not fresh and isinstance(memory, PleMemory):
+    if work.start and isinstance(memory, PleMemory):
         window = memory.ple_conv.to(x)
     right = ple.dilated_conv(x, weights.conv, window, shape.ngram)
     near = window[:, window.shape[1] - shape.taps + 1 :]

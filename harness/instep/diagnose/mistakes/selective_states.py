@@ -10,9 +10,8 @@ from torch.nn import functional as F
 
 from instep_reference.mlp import dense
 from instep_reference.norms import L2_EPS, gated_group_norm
-from instep_reference.weights import GdnWeights, LayerWeights, MlpWeights, NopeWeights
+from instep_reference.weights import GdnWeights, MlpWeights, NopeWeights
 
-from ...oracle.single_layer_run import LayerWork
 from .experts import NOT_SQUARED
 from .finding_case import Case, Explanation
 from .wrong_weights import layer_of, with_mixer
@@ -25,16 +24,12 @@ def selective(case: Case) -> Iterator[Explanation]:
     if case.piece is None or case.finding.place.stage != "trunk" or (layer := layer_of(case)) is None:
         return
     config = case.weights.config
-    if config.recurrence.inputs == "selective" and isinstance(layer.mixer, GdnWeights):
-        yield from MAMBA2.get(case.component, _nothing)(case, layer.mixer)
+    if config.recurrence.inputs == "selective" and isinstance(layer.mixer, GdnWeights) and case.component in MAMBA2:
+        yield from MAMBA2[case.component](case, layer.mixer)
     if isinstance(layer.mixer, NopeWeights):
         yield from _projected(case, layer.mixer)
     if len(config.layers[case.finding.place.layer]) == 1:
         yield from _of_one_block(case)
-
-
-def _nothing(case: Case, mixer: GdnWeights) -> Iterator[Explanation]:
-    return iter(())
 
 
 def _segments(case: Case) -> dict[str, torch.Tensor]:
@@ -58,10 +53,10 @@ def _group_rows(case: Case, mixer: GdnWeights) -> Iterator[Explanation]:
     norm = torch.rsqrt(case.right.square().sum(-1, keepdim=True) + L2_EPS)
     yield Explanation("is normed to length 1, as by the delta rule", case.right * norm)
     yield Explanation("has the scale K^-1/2, which the delta rule has", case.right * shape[-1] ** -0.5)
-    yield from _laid_out(case)
+    yield from _laid_out(case, mixer)
 
 
-def _laid_out(case: Case) -> Iterator[Explanation]:
+def _laid_out(case: Case, mixer: GdnWeights) -> Iterator[Explanation]:
     """q, k or v from channels in another order of x, B and C."""
     mixed, config = case.own("mixed"), case.weights.config
     if mixed is None:
@@ -71,10 +66,6 @@ def _laid_out(case: Case) -> Iterator[Explanation]:
         parts = dict(zip(order, torch.split(mixed, [width[name] for name in order], -1), strict=True))
         made = parts[case.component].reshape(case.right.shape)
         yield Explanation(f"is taken from channels in the order {says}", made)
-
-
-def _values(case: Case, mixer: GdnWeights) -> Iterator[Explanation]:
-    yield from _laid_out(case)
 
 
 def _log_decay(case: Case, mixer: GdnWeights) -> Iterator[Explanation]:
@@ -107,18 +98,11 @@ def _mixed(case: Case, mixer: GdnWeights) -> Iterator[Explanation]:
     bias = mixer.conv_bias
     if bias is None:
         return
-    yield from with_mixer(case, "is convolved without bias", _layer(case), conv_bias=None)
+    yield from with_mixer(case, "is convolved without bias", conv_bias=None)
     for by, word in AROUND:
-        yield from with_mixer(
-            case, f"is convolved with the bias of the channel {word}", _layer(case), conv_bias=bias.roll(by))
-    for one in with_mixer(case, "has its bias added after silu", _layer(case), conv_bias=None):
+        yield from with_mixer(case, f"is convolved with the bias of the channel {word}", conv_bias=bias.roll(by))
+    for one in with_mixer(case, "has its bias added after silu", conv_bias=None):
         yield one._replace(wrong=one.wrong + bias)
-
-
-def _layer(case: Case) -> LayerWeights:
-    layer = layer_of(case)
-    assert layer is not None, "the finding is in a layer"
-    return layer
 
 
 def _skip(case: Case, mixer: GdnWeights) -> Iterator[Explanation]:
@@ -188,11 +172,9 @@ def _projected(case: Case, mixer: NopeWeights) -> Iterator[Explanation]:
 
 def _of_one_block(case: Case) -> Iterator[Explanation]:
     """A layer that is a mixer or an MLP alone."""
-    layer, x = layer_of(case), case.own("post_normed")
-    work = None if case.piece is None else case.piece.work
-    if layer is None or not isinstance(work, LayerWork):
+    layer, x, rows = layer_of(case), case.own("post_normed"), case.hidden
+    if layer is None or rows is None:
         return
-    rows = work.hidden.to("cpu", torch.float64)
     if case.component == "mlp" and x is not None and isinstance(layer.mlp, MlpWeights) and layer.mlp.gate is None:
         up, down = x @ layer.mlp.up.T, layer.mlp.down.T
         for says, opened in NOT_SQUARED:
@@ -208,6 +190,6 @@ def _of_one_block(case: Case) -> Iterator[Explanation]:
 
 
 MAMBA2: dict[str, Callable[[Case, GdnWeights], Iterator[Explanation]]] = {
-    "qkv": _input, "z": _input, "a": _input, "mixed": _mixed, "q": _group_rows, "k": _group_rows, "v": _values,
+    "qkv": _input, "z": _input, "a": _input, "mixed": _mixed, "q": _group_rows, "k": _group_rows, "v": _laid_out,
     "log_decay": _log_decay, "write": _write, "skip": _skip, "gated": _gated,
 }

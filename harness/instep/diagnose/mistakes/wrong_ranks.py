@@ -20,7 +20,7 @@ from ...watch.rank_facts import RankFacts
 from .experts import mixture
 from .finding_case import NARROW, Case, Explanation, rounded
 from .wrong_inputs import nearest
-from .wrong_weights import layer_of, with_mixer
+from .wrong_weights import layer_of, mixer_of, with_mixer
 
 # Component -> fields of a mixer's weights that make it, with the ends of their names in a checkpoint.
 MADE_OF: dict[str, dict[str, str]] = {
@@ -203,28 +203,28 @@ def _tokens(case: Case, size: int) -> Iterator[Explanation]:
 
 def _weights(case: Case, facts: RankFacts) -> Iterator[Explanation]:
     """Results of weights that a rank has of another one, or that are cut as one block instead of per segment."""
-    layer, config, size = layer_of(case), case.weights.config, facts.size
-    if layer is None:
+    mixer, config, size = mixer_of(case), case.weights.config, facts.size
+    if mixer is None:
         return
-    latents = isinstance(layer.mixer, LatentWeights)
+    latents = isinstance(mixer, LatentWeights)
     made = OF_LATENTS if latents else MADE_OF | OF_LOW_RANK if config.low_rank else MADE_OF
     for field, name in made.get(case.component, {}).items():
         stored = f"model.layers.{case.finding.place.layer}.{name}"
-        weight, shard = getattr(layer.mixer, field), shards.weight(config, stored)
+        weight, shard = getattr(mixer, field), shards.weight(config, stored)
         assert shard is not None, "every weight of the table is split"
         if case.component in CHANNELS and (rows := facts.row(case.finding.place)) is not None:
             shard = rows
         short = name.split(".")[1]
         for rank, other in permutations(range(size), 2):
             wrong = _moved(weight, shard, size, {rank: shard.spans(other, size)})
-            yield from with_mixer(case, f"rank {rank} has {short} of rank {other}", layer, **{field: wrong})
+            yield from with_mixer(case, f"rank {rank} has {short} of rank {other}", **{field: wrong})
         for rank, other in combinations(range(size), 2):
             wrong = _moved(weight, shard, size, {rank: shard.spans(other, size), other: shard.spans(rank, size)})
-            yield from with_mixer(case, f"ranks {rank} and {other} have {short} of each other", layer, **{field: wrong})
+            yield from with_mixer(case, f"ranks {rank} and {other} have {short} of each other", **{field: wrong})
         if len(shard.segments) > 1:
             spans = {rank: (Segment(len(weight)).held(rank, size),) for rank in range(size)}
             wrong = _moved(weight, shard, size, spans)
-            yield from with_mixer(case, f"the ranks have parts of {short} as one block, not of each segment", layer,
+            yield from with_mixer(case, f"the ranks have parts of {short} as one block, not of each segment",
                                   **{field: wrong})  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from instep_reference.weights import LayerWeights, Weights
+from instep_reference.weights import LayerWeights, MixerWeights, Weights
 
 from .finding_case import Case, Explanation
 
@@ -30,9 +30,15 @@ def _layers(weights: Weights, stage: str) -> tuple[LayerWeights, ...]:
     return () if drafter is None else drafter.layers
 
 
-def with_mixer(case: Case, says: str, layer: LayerWeights, **changed: Any) -> Iterator[Explanation]:
-    assert layer.mixer is not None, "the finding is about a mixer"
-    yield from with_layer(case, says, mixer=replace(layer.mixer, **changed))
+def mixer_of(case: Case) -> MixerWeights | None:
+    layer = layer_of(case)
+    return None if layer is None else layer.mixer
+
+
+def with_mixer(case: Case, says: str, **changed: Any) -> Iterator[Explanation]:
+    mixer = mixer_of(case)
+    assert mixer is not None, "the finding is about a mixer"
+    yield from with_layer(case, says, mixer=replace(mixer, **changed))
 
 
 def with_layer(case: Case, says: str, **changed: Any) -> Iterator[Explanation]:
