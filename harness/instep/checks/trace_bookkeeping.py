@@ -60,14 +60,14 @@ class Identity:
     def _rooms(self, context: EventContext) -> Iterator[Comparison]:
         expected, hidden = context.expected, context.shown.hidden
         slots, predicted = dict(context.subject_slots), dict(expected.slots_after)
-        owned: Pages = context.subject_pages
-        owns: Pages = expected.pages_after
         predicted = {name: slot for name, slot in predicted.items() if name in slots or _in_it(context, name)}
-        owns = {name: mine for name, mine in owns.items() if name in owned or _in_it(context, name)}
+        owned: Pages = {name: mine for name, mine in context.subject_pages.items()
+                        if context.shown.exact or name not in hidden or _in_it(context, name)}  # fmt: skip
+        owns: Pages = {name: mine for name, mine in expected.pages_after.items()
+                       if name in owned or _in_it(context, name)}  # fmt: skip
         if not context.shown.exact:
             yield from self._moved(context)
             slots, predicted = _renamed(slots, predicted)
-            owned = {name: mine for name, mine in owned.items() if name not in hidden or _in_it(context, name)}
             owned, owns = _shared(owned, owns)
         if context.shown.has("slots"):
             yield exact(self, context, NOWHERE, slots, predicted, "slots are {}")
