@@ -110,7 +110,7 @@ def test_a_tracked_prefix_has_the_first_tokens_of_its_request() -> None:
 
 def test_pages_of_four_positions_are_counted() -> None:
     """Six pages: request "a" has two of them, and "b" one. Both grow, or a further request comes."""
-    for a, b in product(range(0, 14), range(0, 14)):
+    for a, b in product(range(0, 14), (*range(0, 14), 24, 25)):
         some = table(standing("a", pages=(9, 7)), standing("b", 4, pages=(2,)))
         need = [sum(1 for first in range(0, positions, 4)) for positions in (a, b)]
         used = max(need[0], 2) + max(need[1], 1)
@@ -184,7 +184,8 @@ BLOCK = {"block": True}
     (DRAFT, {"length": 6}, {"length": 6, "window": (1, 2)}, {}, {11}),
     (DRAFT, {"length": 4}, {"length": 4, "window": (1,)}, BLOCK, {11}),
     (DRAFT, {"length": 4}, {"length": 4, "window": ()}, BLOCK, {11}),
-    (DRAFT, {"length": 4}, {"length": 4, "window": ()}, {}, set()),
+    (DRAFT, {"length": 6}, {"length": 6, "window": ()}, {}, set()),
+    (e.Load("a", "k"), {"pages": ()}, {"length": 2}, {"page_size": 1}, {10, 11}),
     (DRAFT, {"length": 6}, {"length": 6, "window": (1,)}, {"topk": 3, "num_draft_tokens": 9}, {11, 12}),
     (DRAFT, {"length": 5}, {"length": 5, "window": (1,)}, {"topk": 3, "num_draft_tokens": 9}, {11}),
     (VERIFY, {"length": 6, "window": (1, 2)}, None, {"device_widths": True}, {11, 12}),

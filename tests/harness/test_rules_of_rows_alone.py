@@ -196,6 +196,8 @@ def test_a_commit_takes_slots_for_names_that_a_window_may_reach() -> None:
     short = e.Draft(("a",), ((4,),), ((0,),))  # a window of 2 tokens reaches no multiple, so its name needs no room
     rules = rules_after(*ready("a", 4), short, VERIFY, tracked=0, **TRACK)
     assert said(rules, e.Commit(("a",), (e.Path((), 7),), ("x",))) == ""
+    rules = rules_after(*ready("a", 7), short, VERIFY, e.Commit(("a",), (e.Path((1,), 7),), ("x",)), **TRACK)
+    assert rules.table.steps == {"a": 0} and rules.table.saved["x"].prompt == (*range(7), 9)
     rules = rules_after(*ready("a", 5), e.Save("a", "taken"), PICKS, VERIFY, **TRACK)
     assert 'track: found "taken"' in said(rules, e.Commit(("a",), paths[:1], ("taken",)))
     tree = e.Draft(("a",), ((4, 5, 6),), ((0, 0, 2),))
@@ -261,7 +263,8 @@ def test_events_of_two_engines_are_served_where_their_requests_and_copies_are() 
     assert (rules.table.num_steps, other.table.num_steps) == (3, 1)
     serves = {"a": e.Preempt("a"), "r": e.Preempt("r"), "new": e.Admit("x", (1,)), "none": e.Preempt("z"),
               "there": e.Admit("x", (1,), receiver=True), "idle": e.Idle(), "copy": e.Evict("k"), "lost": e.Evict("z"),
-              "refused": e.Refused(e.Preempt("r")), "rows": e.Forward((e.Row("r", "prefill", 1), e.Row("a", "decode")))}
+              "gone": e.Fetch("z"), "refused": e.Refused(e.Preempt("r")),
+              "rows": e.Forward((e.Row("r", "prefill", 1), e.Row("a", "decode")))}  # fmt: skip
     for asked in (rules, other):
         of = {name: asked.serving(event) is other for name, event in serves.items()}
         assert {name for name, there in of.items() if there} == {"r", "there", "refused", "rows"}

@@ -157,8 +157,8 @@ def _differing(found: torch.Tensor | None, right: torch.Tensor) -> torch.Tensor:
 
 
 def _row_sentence(found: torch.Tensor, truth: torch.Tensor, row: int) -> str:
-    """How much of the row is wrong, and whether it has the label of another row."""
+    """How much of a wrong row is wrong, and whether it has the labels of another row."""
     wrong = int(_differing(found[row], truth[row]).sum())
     equal = [other for other in range(len(truth)) if torch.equal(found[row].cpu(), truth[other])]
-    stands = f": it holds row {equal[0]}" if equal and equal[0] != row else ""
+    stands = f": it holds row {equal[0]}" if equal else ""
     return f"row {row} is wrong in {wrong} of {truth[row].numel()} elements{stands}"

@@ -237,8 +237,7 @@ def _draft(rules: EventRules, event: e.Draft, choices: bool) -> None:
     trees = rules.table.capacity.topk is not None
     if event.own and not (rules.drafts_itself and (event.parents is not None) == trees):
         rules._no("own", "drafts that nobody gave", "a drafter in use, and the parents of a tree where it grows one")
-    shapes = ((0,) * (grown or n),) * len(event.requests) if event.parents is None else event.parents
-    sizes = [len(tree) for tree in shapes]
+    sizes = [grown or n] * len(event.requests) if event.parents is None else [*map(len, event.parents)]
     if event.picks is not None and [len(picks) for picks in event.picks] != sizes:
         rules._no("picks", f"{[len(picks) for picks in event.picks]} drafts", f"{sizes}, one list per request")
     if len(sizes) != len(event.requests):
@@ -384,7 +383,7 @@ def _commit(rules: EventRules, event: e.Commit, choices: bool) -> None:
     for index, (name, path) in enumerate(zip(event.requests, event.accepted, strict=True)):
         at, standing = 0, rules.table.live[name]
         for depth, node in enumerate(path.nodes):
-            if not 0 < node < len(standing.window) or standing.parents[node] != at:
+            if node not in standing.children(at):
                 expected = f"a child of node {at}: {standing.children(at) or 'it has none'}"
                 rules._no(f"accepted[{index}].nodes[{depth}]", node, expected)
             at = node

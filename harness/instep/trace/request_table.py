@@ -118,7 +118,9 @@ class RequestTable:
     def boundary(self, name: str, tokens: int) -> int | None:
         """The last multiple of the interval that a request reaches with `tokens` more tokens."""
         before, every = self.live[name].length, self.capacity.track_interval
-        last = (before + tokens) // every * every if every else 0
+        if not every:
+            return None
+        last = (before + tokens) // every * every
         return last if last > before else None
 
     def track(self, name: str, under: str, tokens: int, slot: int | None = None) -> None:
@@ -169,7 +171,8 @@ class RequestTable:
         lengths, and they count.
         """
         worst = {name: self.live[name].length + self.live[name].ahead + count for name, count in tokens.items()}
-        if not self.pages_missing(worst) and max(worst.values(), default=0) <= self.capacity.request_positions:
+        most = self.capacity.request_positions
+        if not self.pages_missing(worst) and all(positions <= most for positions in worst.values()):
             return worst
         return {name: self.live[name].length + count for name, count in tokens.items()}
 
