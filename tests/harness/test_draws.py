@@ -13,21 +13,20 @@ import pytest
 import torch
 
 from instep.campaign.fuzz.draw_events import SAMPLINGS as FUZZED
-from instep.checks.sampled_tokens import CHILDREN, Said, against, choices, part, reachable, sure, wrong_way
 from instep.checks.sampled_tokens import Row as DrawnRow
+from instep.checks.sampled_tokens import against, part, reachable, sure
 from instep.trace import seeded_coins
 from instep.trace.event_rules import EventRules, verified
 from instep.trace.policy import Arrival, read_policy
 from instep.trace.seeded_coins import coins, murmur3
-from instep.watch.event_context import RowSpan
 from instep_reference.acceptance import chain
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import Phase
 from instep_reference.contract.sampling import UNIFORM, Sampling
-from instep_reference.sampling import Drawing, drawn, probabilities
+from instep_reference.sampling import Drawing, drawn
 from support.inputs.traces import header, policy, recorded
-from support.running.covering import each_value, few
+from support.running.covering import each_value
 
 VOCAB, TREE = 50, (-1, 0, 0, 2, 2)
 SAMPLINGS = (Sampling(1.0), Sampling(0.5, top_k=8), Sampling(1.7, top_p=0.7), Sampling(1.2, 20, 0.9))
@@ -89,41 +88,6 @@ def test_used_allowance_is_1_at_the_bound() -> None:
         assert drawn(logits[None], row.drawing) == [1]
         assert part(row, 0, e_, torch.float64) == pytest.approx(right, rel=0.01)
     assert part(row, 7, 1e-3, torch.float64) == math.inf  # no such token
-
-
-def test_draw_without_a_mistake_equals_the_correct_draw() -> None:
-    for parents in (chain(5), TREE):
-        for logits, drawing in drawings(5, parents):
-            assert choices(probabilities(logits, drawing.sampling), drawing) == drawn(logits, drawing)
-
-
-MISTAKES = {mistake.sentence: mistake.wrong for mistake in CHILDREN}
-
-
-@few(2)
-@pytest.mark.slow
-@pytest.mark.parametrize("mistake", [*MISTAKES, "each node takes the uniform of its depth"])
-def test_known_mistakes_are_named_in_trees(mistake: str) -> None:
-    """This includes mistakes that no chain shows: sums restarted at each child, and uniforms by depth."""
-    named = 0
-    for logits, drawing in drawings(6, TREE):
-        if mistake in MISTAKES:
-            own = choices(probabilities(logits, drawing.sampling), drawing, **MISTAKES[mistake])
-        else:
-            by_depth = tuple(drawing.uniforms[depth] for depth in (0, 1, 1, 2, 2))
-            own = drawn(logits, Drawing(drawing.sampling, drawing.tokens, TREE, (*by_depth, drawing.final)))
-        if own == drawn(logits, drawing):
-            continue
-        assert [row.drawn for row in DrawnRow.every(logits, drawing)] == drawn(logits, drawing)
-        parts = against(DrawnRow.every(logits, drawing), drawn(logits, drawing), own, [0.0] * 5, torch.float32)
-        said = Said(RowSpan("a", "verify", 0, 5, 0, 0, 5), drawing, logits, own, torch.float32)
-        told = wrong_way(said, [said], {"a": drawing})
-        assert max(parts) > 1 and told is not None
-        named += mistake in told.says
-        drawing = replace(drawing, uniforms=drawing.uniforms[::-1])
-        other = said._replace(drawing=drawing, own=[token ^ 1 for token in drawn(logits, drawing)])
-        assert wrong_way(said, [said, other], {"a": drawing}) is None, "not the mistake of all wrong requests"
-    assert named >= 3
 
 
 def test_drawn_requests_show_one_token_too_many_of_top_k() -> None:

@@ -30,8 +30,6 @@ from instep.checks import (
 from instep.checks.check_interface import compared
 from instep.checks.grown_trees import MISTAKES as TREES
 from instep.checks.poison import Poison
-from instep.checks.sampled_tokens import Row
-from instep.checks.tensor_and_choice_judgement import Chosen
 from instep.checks.transfer_findings import MOST_ROWS, wrong_transfers
 from instep.finding_problem import Problem
 from instep.oracle.storage_rounding import rounded
@@ -40,10 +38,9 @@ from instep.verdict import Comparison, Skipped, Tier
 from instep.watch.rows_by_request import RowSpan
 from instep_reference.contract.answers import RequestState
 from instep_reference.contract.declared_rounding import CHUNK, KEPT, Product
-from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Fetch, Forward, Forwarded, Idle
+from instep_reference.contract.engine import Commit, Committed, Drafted, Fetch, Forward, Forwarded, Idle
 from instep_reference.contract.engine import Row as BatchRow
 from instep_reference.contract.place_names import Place
-from instep_reference.contract.sampling import Sampling
 from instep_reference.contract.shards import Segment, Shard
 from instep_reference.draft.grow_draft_tree import Growing
 from support.inputs.check_contexts import of_facts as context
@@ -116,20 +113,6 @@ def test_rows_of_a_copy_are_shifted_by_every_number_of_positions() -> None:
 # -- choices and drawn tokens ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("wrong", "uniform", "final", "drawn", "right"), [
-    ("kept", 0.45, 0.7, 2, 3), ("restarted", 0.35, 0.9, 3, 2), ("whole", 0.2, 0.9, 0, 2), ("later", 0.45, 0.9, 1, 3),
-    ("by_node", 0.45, 0.9, 1, 3)])  # fmt: skip
-def test_a_mistake_of_a_draw_gives_its_token(wrong: str, uniform: float, final: float, drawn: int, right: int) -> None:
-    """A node with the drafts 0 and 2 as children, which have 0.1 and 0.3 of the weight; draft 1 is a later one.
-
-    A uniform below 0.1 or 0.4 accepts a child. The final one draws from the weights of 1 and 3: 0.4 and 0.2.
-    """
-    drawing: Any = SimpleNamespace(at_nodes=[uniform], final=final, tokens=(9, 0, 2, 1), parents=(-1, 0, 0, 1))
-    probs = torch.tensor([[0.1, 0.4, 0.3, 0.2]])
-    assert sampled_tokens.choices(probs, drawing) == [right]
-    assert sampled_tokens.choices(probs, drawing, **{wrong: True}) == [drawn]
-
-
 def test_the_first_accepted_child_is_drawn() -> None:
     """A uniform of half a weight accepts the second of two children with half of the weight each, and 0.49 the first.
 
@@ -151,15 +134,6 @@ def test_logits_with_one_number_that_is_not_finite_choose_nothing(monkeypatch: p
         seen[1, 2] = torch.nan
         found = check._without_choice(given, Place("trunk", 0, "pick"), span)  # type: ignore[arg-type]
         assert (None if found is None else check.lost) == lost
-
-
-def test_the_part_of_uniforms_that_draws_another_token_is_counted_from_the_first_child() -> None:
-    """Token 2 is a child, so it comes first: 0.5, 0.2, 0.3 against 0.3, 0.5, 0.2. They agree in 0.3 + 0.2 + 0.2."""
-    drawing: Any = SimpleNamespace(sampling=Sampling(1.0), tokens=(9, 2), parents=(-1, 0))
-    for mine, other, apart in (([0.2, 0.3, 0.5], [0.5, 0.2, 0.3], 0.3), ([0.2, 0.3, 0.5], [0.2, 0.3, 0.5], 0.0),
-                               ([1.0, 0.0, 0.0], [0.0, 1.0, 0.0], 1.0)):  # fmt: skip
-        logits, theirs = (torch.tensor(each, dtype=torch.float64).log() for each in (mine, other))
-        assert decisions.apart(Row(logits, drawing, 0), theirs) == pytest.approx(apart)
 
 
 # -- grown trees -----------------------------------------------------------------------------------------
@@ -387,14 +361,6 @@ def test_a_copy_of_before_has_all_parts_of_an_earlier_copy(monkeypatch: pytest.M
         assert not transfer_findings.is_copy_of_before(given, "b")
 
 
-def test_choices_of_a_row_are_ties_up_to_their_margin() -> None:
-    part, differs = torch.tensor([1.0, 1.5, 0.5, 3.0]), torch.tensor([True, True, True, False])
-    chosen = Chosen(part, part, differs)
-    assert (chosen.ties, chosen.row, chosen.worst) == (2, 1, 1.5)
-    none = Chosen(part, part, torch.zeros(4, dtype=torch.bool))
-    assert (none.ties, none.row) == (0, 0)
-
-
 def test_tokens_of_a_grown_tree_are_broadcast_after_the_logits() -> None:
     logits, hidden = Place("chain.0", 0, "logits"), Place("chain.0", 0, "hidden")
     calls = {name: SimpleNamespace(kind=kind, place=place) for name, kind, place in (
@@ -429,28 +395,6 @@ def test_slot_0_of_an_idle_replica_is_served_wrongly() -> None:
         replay: Any = SimpleNamespace(inputs={"slots": ([7], [-1, slot], -1)})
         given = context(group=object())
         assert bool([*graph_replays._slots(given, replay, ())]) is wrong
-
-
-def test_drafts_of_every_step_are_judged_by_their_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two requests with three drafts, whose steps after the first have rows. A draft may be no token."""
-    own = {"a": [5, 1, 2], "b": [5, 1, 2]}
-    spans = [SimpleNamespace(request=name, kind="draft", logit_rows=1) for name in own]
-    monkeypatch.setattr(decisions, "row_spans", lambda context, stage: spans)
-    monkeypatch.setattr(decisions, "rows", lambda side, place, span: torch.zeros(1, 4))
-    answers = [Drafted.__new__(Drafted) for _ in range(2)]
-    for answer in answers:
-        object.__setattr__(answer, "own", torch.tensor([*own.values()]))
-    answers[0].own[1, 2] = 9
-    check = decisions.Decisions()
-    check.noise = {("chain", False): 0.0}
-    monkeypatch.setattr(decisions, "family", lambda place, span: ("chain", False))
-    shown = SimpleNamespace(gone=())
-    given = context(event=Draft(("a", "b")), subject=SimpleNamespace(answer=answers[0]), shown=shown, rounded=None,
-                    truth=SimpleNamespace(answer=answers[1], places={}))  # fmt: skip
-    found = [*check._drafts(given, given.event)]
-    assert [(one.request, one.place.stage) for one in found if isinstance(one, Comparison)] == [
-        ("a", "chain.1"), ("b", "chain.1"), ("a", "chain.2"), ("b", "chain.2")]  # fmt: skip
-    assert [one.agrees for one in found if isinstance(one, Comparison)] == [True, True, True, False]
 
 
 def test_memory_in_a_narrower_dtype_than_declared_is_wrong() -> None:

@@ -111,7 +111,7 @@ class Decisions:
         seen = rows(context.subject, place._replace(component="logits"), span)
         assert right is not None and logits is not None, "the truth has every place"
         if own is None or own.shape != right.shape or seen is None:
-            return exact(self, context, place, 0 if own is None else own.shape[0], right.shape[0], "has {} choices")
+            return exact(self, context, place, 0 if own is None else len(own), len(right), "has {} choices")
         own, largest, noise = own.to(right.device), seen.to(right.device).argmax(-1), self.noise[family(place, span)]
         drawing = drawing_of(context, span) if place == PICK else None
         beside = None if context.rounded is None else rows(context.rounded, place._replace(component="logits"), span)
@@ -143,7 +143,7 @@ class Decisions:
                 if logits is None or span.request in context.shown.gone:
                     continue
                 own, theirs = ours.own[row, step : step + 1], right.own[row, step : step + 1]
-                known = bool((own >= 0).all() and (own < logits.shape[1]).all())
+                known = 0 <= int(own) < logits.shape[1]
                 noise = self.noise[family(place, span)]
                 choices = chosen(logits, theirs, own.clamp(0, logits.shape[1] - 1), noise, torch.float32)
                 self.ties.add(choices)

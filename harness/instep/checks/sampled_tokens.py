@@ -82,9 +82,7 @@ def part(row: Row, token: int, error: float, width: torch.dtype) -> float:
 def reachable(row: Row, token: int, error: float, width: torch.dtype, factor: float = 1.0) -> bool:
     """Whether the token can be drawn if all errors are at most `factor` times the allowance."""
     error, eps = error * factor, torch.finfo(width).eps * factor
-    weights, heat = _Weights.of(row, error, eps), float(fp32(row.drawing.sampling.temperature, row.logits))
-    assert heat > 0, "it is drawn"
-    slack = sums_error(len(row.logits), eps)
+    weights, slack = _Weights.of(row, error, eps), sums_error(len(row.logits), eps)
     first, last = row.drawing.at_nodes[row.node], row.drawing.final
     children = row.children
     if token in children:
@@ -106,7 +104,7 @@ def sure(row: Row, error: float, width: torch.dtype) -> bool:
     weights, slack = _Weights.of(row, error, eps), sums_error(len(row.logits), eps)
     children = row.children
     can = sum(reachable(row, child, error, width) for child in children)
-    if can < 2 and weights.share(children)[0] * (1 - slack) <= row.drawing.at_nodes[row.node]:
+    if weights.share(children)[0] * (1 - slack) <= row.drawing.at_nodes[row.node]:
         rest, last = weights.without(children), row.drawing.final
         low, high = (torch.cat([part.new_zeros(1), part.cumsum(0)]) for part in (rest.low, rest.high))
         # The smallest and the largest part of all tokens up to each one.
@@ -145,8 +143,8 @@ class _Weights:
             least = some[sure] / (some[sure] + most[-1] - most[sure]).clamp(min=torch.finfo(x.dtype).tiny)
             others = (some[-1] - some[(may + 1).clamp(max=len(x))]).clamp(min=0) + low[order]
             largest = most[may] / (most[may] + others).clamp(min=torch.finfo(x.dtype).tiny)
-            low = torch.where(((largest * (1 + slack) < edge) | (may == 0))[rank], low, 0.0)
-            high = torch.where(((least * (1 - slack) < edge) | (sure == 0))[rank], high, 0.0)
+            low = torch.where((largest * (1 + slack) < edge)[rank], low, 0.0)
+            high = torch.where((least * (1 - slack) < edge)[rank], high, 0.0)
         return cls(low, high)
 
     def share(self, tokens: list[int] | slice) -> tuple[float, float]:
@@ -320,15 +318,14 @@ def _mistakes(
         yield mistake.known(), choices(right, drawing, **mistake.wrong)
     for other, theirs in beside.items():
         if other != span.request:
-            one_like = replace(drawing, uniforms=_laid_out(theirs, len(own)))
+            one_like = replace(drawing, uniforms=_laid_out(theirs.uniforms if theirs else (), len(own)))
             yield UNIFORMS_OF.known(other), drawn(x, one_like)
             like = x.argmax(-1).tolist() if theirs is None else drawn(x, replace(drawing, sampling=theirs.sampling))
             yield SAMPLING_OF.known(other), like
     yield ARGMAX.known(), x.argmax(-1).tolist()
-    yield ZEROS.known(), drawn(x, replace(drawing, uniforms=_laid_out(None, len(own))))
+    yield ZEROS.known(), drawn(x, replace(drawing, uniforms=_laid_out((), len(own))))
     if earlier:
-        before = (*(*earlier[:-1], *(0.0,) * len(own))[: len(own)], earlier[-1])
-        yield LAST_ROUND.known(), drawn(x, replace(drawing, uniforms=before))
+        yield LAST_ROUND.known(), drawn(x, replace(drawing, uniforms=_laid_out(earlier, len(own))))
     for turned in TURNED if len(own) > 1 else ():
         yield turned.known(), drawn(x, replace(drawing, uniforms=turned.wrong(drawing)))
     for changed in CHANGED:
@@ -366,8 +363,7 @@ def choices(
     return said
 
 
-def _laid_out(drawing: Drawing | None, nodes: int) -> tuple[float, ...]:
+def _laid_out(uniforms: Sequence[float], nodes: int) -> tuple[float, ...]:
     """The uniforms of a launch with that many nodes: zeros where there are none, the final one last."""
-    if drawing is None:
-        return (0.0,) * (nodes + 1)
-    return *(*drawing.uniforms[:-1], *(0.0,) * nodes)[:nodes], drawing.final
+    *at_nodes, final = uniforms or (0.0,)
+    return *(*at_nodes, *(0.0,) * nodes)[:nodes], final

@@ -80,7 +80,7 @@ def chosen(
     Shapes:  logits, the truth's [choices, vocab]   right, own [choices]
     noise: the relative error of the rounded run, from which T3's allowance for logits follows. rounded: its logits.
     """
-    margin = (logits.gather(1, right[:, None]) - logits.gather(1, own[:, None])).abs()[:, 0]
+    margin = (logits.gather(1, right[:, None]) - logits.gather(1, own[:, None])).abs().flatten()
     most, differs = granted(logits.abs().amax(-1), torch.tensor(noise), stored, factor), right != own
     part = torch.where(differs, margin / most, 0.0)
     return Chosen(margin, part, differs, factor * flips(logits, noise, rounded))
@@ -96,7 +96,7 @@ def flips(logits: torch.Tensor, noise: float, rounded: torch.Tensor | None = Non
     off = noise * logits if rounded is None else rounded.to(logits) - logits
     error = off.square().mean(-1, keepdim=True).sqrt().clamp_min(torch.finfo(logits.dtype).tiny)
     ahead = torch.special.erfc((logits.amax(-1, keepdim=True) - logits) / (2 * error)) / 2
-    return float((ahead.sum(-1) - 1 / 2).clamp(0, 1).nan_to_num().sum())  # 1/2 is the largest logit itself
+    return float((ahead.sum(-1) - 1 / 2).clamp(max=1).nan_to_num().sum())  # 1/2 is the largest logit itself
 
 
 @dataclass

@@ -173,12 +173,6 @@ def _parts(
     return high, whole - high
 
 
-def _of_heads(x: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The numbers of the heads before and after. Several heads may read one key."""
-    for turns in (range(1, x.shape[1]), range(-1, -x.shape[1], -1)):
-        yield next((moved for by in turns if not torch.equal(moved := x.roll(by, 1), x)), x)
-
-
 def _cut(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Round towards zero."""
     _, exponent = torch.frexp(x.abs().clamp_min(torch.finfo(dtype).tiny))
@@ -186,21 +180,21 @@ def _cut(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return (x / unit).trunc() * unit
 
 
-# High and low parts [T, HV, ..] of a window's tokens, and their dtype -> the sums that a mistake leaves; with the
-# detail that fills the second {} of its sentence.
-Sums = Callable[[torch.Tensor, torch.Tensor, torch.dtype], Iterable[torch.Tensor | tuple[str, torch.Tensor]]]
+# High and low parts [T, HV, ..] of a window's tokens, and their dtype -> the sums that a mistake leaves, each with the
+# detail that fills the second {} of its sentence, if it has one.
+Sums = Callable[[torch.Tensor, torch.Tensor, torch.dtype], Iterable[tuple[str, torch.Tensor]]]
 TWO_PARTS: tuple[Mistake[Sums], ...] = (
-    Mistake("low-parts-left-out", "{} without low parts", lambda high, low, dtype: [high]),
-    Mistake("low-parts-subtracted", "{} with low parts subtracted", lambda high, low, dtype: [high - low]),
-    Mistake("low-parts-added-twice", "{} with low parts added twice", lambda high, low, dtype: [high + 2 * low]),
-    Mistake("low-parts-alone", "{} without high parts", lambda high, low, dtype: [low]),
-    Mistake("high-parts-twice", "{} with high parts in place of low parts", lambda high, low, dtype: [2 * high]),
+    Mistake("low-parts-left-out", "{} without low parts", lambda high, low, dtype: [("", high)]),
+    Mistake("low-parts-subtracted", "{} with low parts subtracted", lambda high, low, dtype: [("", high - low)]),
+    Mistake("low-parts-added-twice", "{} with low parts added twice", lambda high, low, dtype: [("", high + 2 * low)]),
+    Mistake("low-parts-alone", "{} without high parts", lambda high, low, dtype: [("", low)]),
+    Mistake("high-parts-twice", "{} with high parts in place of low parts", lambda high, low, dtype: [("", 2 * high)]),
     Mistake("low-parts-of-another-token", "{} with the low parts of the token {}", lambda high, low, dtype: [
         (which, high + low.roll(by, 0)) for which, by in (("before", 1), ("after", -1)) if len(low) > 1]),
     Mistake("low-parts-of-another-head", "{} with the low parts of another head",
-            lambda high, low, dtype: [high + moved for moved in _of_heads(low)]),
+            lambda high, low, dtype: [("", high + low.roll(by, 1)) for by in (1, -1)]),
     Mistake("high-parts-cut-off", "{} with high parts that are cut off towards zero",
-            lambda high, low, dtype: [_cut(high + low, dtype) + low]),
+            lambda high, low, dtype: [("", _cut(high + low, dtype) + low)]),
 )  # fmt: skip
 OF_ANOTHER_REQUEST = NamedMistake("low-parts-of-another-request", "is kept with the low parts {}")
 NARROW_DECAYS = NamedMistake("run-again-with-narrow-decays", "was run again with decays in {}")
@@ -219,16 +213,14 @@ def wrong_parts(
         shown = None
     keys, mine = _parts(scene.k, dtype), _parts(scene.updates, dtype, shown)
     for mistake in TWO_PARTS:
-        for both in zip(*(mistake.wrong(*parts, dtype) for parts in (keys, mine)), strict=True):
-            details = [one[0] for one in both[:1] if isinstance(one, tuple)]
-            k, update = (one if isinstance(one, torch.Tensor) else one[1] for one in both)
+        for (detail, k), (_, changed) in zip(*(mistake.wrong(*parts, dtype) for parts in (keys, mine)), strict=True):
             if updates:
-                yield mistake.known("is kept", *details), update
+                yield mistake.known("is kept", detail), changed
                 continue
-            for which, along, added in (("keys", k, mine[0] + mine[1]), ("updates", keys[0] + keys[1], update),
-                                        ("keys and updates", k, update)):  # fmt: skip
+            for which, along, added in (("keys", k, mine[0] + mine[1]), ("updates", keys[0] + keys[1], changed),
+                                        ("keys and updates", k, changed)):  # fmt: skip
                 state = scene.again(scene.base, k=along, updates=added)
-                yield mistake.known(f"was run again from {which}", *details), state
+                yield mistake.known(f"was run again from {which}", detail), state
     for whose, theirs in scene.theirs if updates else ():
         if len(theirs) == len(scene.updates):
             yield OF_ANOTHER_REQUEST.known(whose), mine[0] + _parts(theirs, dtype)[1]
@@ -274,10 +266,9 @@ def overfull(scene: Scene) -> Iterator[Wrong]:
 
 def _replaced_by_oldest(scene: Scene) -> Iterator[Wrong]:
     """The window's last tokens are not stored: their entries still hold the tokens that are one ring older."""
-    recent, before = joined(scene.recent), len(joined(scene.recent)[0])
-    mine = scene.k, scene.v, scene.log_decay, scene.beta, scene.updates
+    recent, mine = joined(scene.recent), (scene.k, scene.v, scene.log_decay, scene.beta, scene.updates)
     k, v, log_decay, beta, updates = (torch.cat((x, y[: scene.count])) for x, y in zip(recent, mine, strict=True))
-    end = before + scene.count
+    end = len(k)
     for size in range(max(2, len(scene.k)), end):
         for many in range(1, min(scene.count, end - size) + 1):
             computed = replayed = scene.after(scene.count - many)
