@@ -238,7 +238,7 @@ def test_a_table_of_step_counts_may_begin_at_other_batches() -> None:
         assert from_requests(more)(ByTable(((1, 3, 3), (4, 9, 1)), 4, 3)).starts == starts
 
 
-def clipped(x: int, by: int = 3 - 1) -> int:
+def clipped(x: int, by: int = 4 - 1 * 2) -> int:
     while x > 100:
         x -= 1 + by
     if x - by * 2:
@@ -253,9 +253,11 @@ class Longer(list):
 
 def test_slips_of_a_function_are_its_programs_with_one_change() -> None:
     """None is in a `while`. A changed symbol in the text may bind in another order."""
-    due = {"3 - 1": ["3 + 1", "3", "1", "4 - 1", "2 - 1", "3 - 2", "3 - 0"], "5": ["6", "4"], "not x": ["x"],
-           "x - by * 2": ["x + by * 2", "x", "by * 2", "x - (by + 2)", "x - by / 2", "x - by", "x - 2", "x - by * 3",
-                          "x - by * 1", "x - by + 2"]}  # fmt: skip
+    due = {"5": ["6", "4"], "not x": ["x"], "x - by * 2": [
+        "x + by * 2", "x", "by * 2", "x - (by + 2)", "x - by / 2", "x - by", "x - 2", "x - by * 3", "x - by * 1",
+        "x - by + 2"], "4 - 1 * 2": [
+        "4 + 1 * 2", "4", "1 * 2", "4 - (1 + 2)", "4 - 1 / 2", "4 - 1", "4 - 2", "4 - 1 * 3", "4 - 1 * 1", "4 - 1 + 2",
+        "5 - 1 * 2", "3 - 1 * 2", "4 - 2 * 2", "4 - 0 * 2"]}  # fmt: skip
     slips = of_function(clipped)
     assert sorted((one.right, one.wrong) for one in slips) == sorted((top, each) for top in due for each in due[top])
     (half,) = (one.code for one in slips if one.wrong == "x - by / 2")

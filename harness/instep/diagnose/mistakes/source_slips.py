@@ -67,7 +67,7 @@ def of_function(function: FunctionType) -> tuple[Slip, ...]:
         seen.add(program)
 
     for number, node in enumerate(ast.walk(whole)):
-        for change in range(0 if node in endless else len(others(node))):
+        for change in () if node in endless else range(len(others(node))):
             tree = ast.parse(text)
             parents = {below: above for above in ast.walk(tree) for below in ast.iter_child_nodes(above)}
             changed = next(islice(ast.walk(tree), number, None))

@@ -35,6 +35,8 @@ def addresses(case: Case) -> Iterator[Explanation]:
     if final is None or mine is None:
         return
     draft, eps = case.weights.draft, case.weights.config.drafter().eps
+    if not case.found.isfinite().all():
+        return
     sources = rms_norm(final.to("cpu", torch.float64), draft.norm_hidden, eps)
     apart = distance(case.found.to("cpu", torch.float64), sources)
     nearest = apart.argmin(1)
