@@ -20,11 +20,9 @@ from instep.checks.sampled_tokens import Row, reachable
 from instep.diagnose import RunHistory, explained
 from instep.diagnose.mistakes import (
     explanation_fit,
-    residual_streams,
     transformed_tensors,
     wrong_inputs,
 )
-from instep.diagnose.mistakes.experts import Mixture
 from instep.diagnose.mistakes.finding_case import Compared, Explanation
 from instep.diagnose.mistakes.wrong_labels import heads, undone
 from instep.oracle import miscounted_states
@@ -52,29 +50,6 @@ def test_tensors_are_the_same_up_to_the_rounding_of_fp64() -> None:
     one = torch.tensor([1.0, 1e-9], dtype=torch.float64)
     assert explanation_fit._same(one, one * (1 + 1e-13)) and explanation_fit._same(one, one + 1e-13)
     assert not explanation_fit._same(one, one + torch.tensor([1e-9, 0.0])) and not explanation_fit._same(one, one / 0)
-
-
-def test_wrong_reads_of_streams_are_made_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row of two streams with two channels, normed to 1 and -1 in the first, and to 1 in both of the second.
-
-    Without weights each share is a half. The strength is made of a quarter of the sum of all channels.
-    """
-    zero = torch.zeros(1, 4, dtype=torch.float64)
-    weights = SimpleNamespace(norm=torch.zeros(4), down=zero, up=zero.T, inject=zero + 0.25)
-    x = torch.tensor([[1.0, -1.0, 2.0, 2.0]], dtype=torch.float64)
-    monkeypatch.setattr(residual_streams, "_read_by", lambda case: (x, weights))
-    case: Any = SimpleNamespace(weights=SimpleNamespace(config=SimpleNamespace(eps=0.0, streams=2)),
-                                right=torch.tensor([[1.0, 5.0]]))  # fmt: skip
-    normed = named_tensors(residual_streams._normed(case))
-    assert normed["is the mean of the streams: nothing mixes them"].tolist() == [[1, 0]]
-    assert normed["is the sum over the streams, not their mean"].tolist() == [[1, 0]]
-    assert normed["is mixed by shares without silu"].tolist() == [[0.5, 0]]
-    assert normed["is the normed stream 1 alone"].tolist() == [[1, 1]]
-    strength = named_tensors(residual_streams._strength(case))
-    for says, factor, inner in (("lacks the factor 2", 1, 0.25), ("is made of streams that are not normed", 2, 0.5),
-                                ("is not divided by the number of streams inside", 2, 0.5)):  # fmt: skip
-        assert strength[says].item() == pytest.approx(factor / (1 + math.exp(-inner))), says
-    assert strength["is that of the stream before"].tolist() == [[5, 1]]
 
 
 def compared(right: torch.Tensor, found: torch.Tensor, component: str = "hidden") -> Compared:
@@ -205,17 +180,6 @@ def test_tokens_by_which_a_stale_state_is_late_are_counted_in_words(monkeypatch:
     last: Any = SimpleNamespace(recalls=True)
     says = [known.says for known, _ in miscounted_states.stale(torch.zeros(1), last)]
     assert says == [f"was continued from the state of {tokens} before" for tokens in ("1 token", "2 tokens")]
-
-
-def test_a_shared_expert_is_gated_by_its_rows_or_not_at_all() -> None:
-    """2 rows of 3 channels: the gate reads the first one. Without a bias, scores are a softmax over the experts."""
-    x, scores = torch.tensor([[0.0, 5.0, 5.0], [2.0, 5.0, 5.0]]), torch.tensor([[1.0, 1.0, 3.0], [0.0, 0.0, 0.0]])
-    mlp: Any = SimpleNamespace(shared_gate=torch.tensor([[1.0, 0.0, 0.0]]), bias=None)
-    mix = Mixture(SimpleNamespace(), mlp, x, scores, scores.argsort(descending=True))  # type: ignore[arg-type]
-    assert torch.allclose(mix.opened, torch.sigmoid(torch.tensor([[0.0], [2.0]])))
-    assert torch.allclose(mix.chances(scores).sum(-1), torch.ones(2)) and mix.chances(scores)[1, 0] == 1 / 3
-    mlp.shared_gate, mlp.bias = None, torch.zeros(3)
-    assert mix.opened.tolist() == [[1.0], [1.0]] and mix.chances(scores)[1].tolist() == [0.5] * 3
 
 
 def test_kept_paths_are_compared_with_the_best_other_one() -> None:

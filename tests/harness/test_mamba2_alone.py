@@ -112,7 +112,7 @@ def test_steps_and_decays_are_those_of_other_heads_or_gates() -> None:
         assert yields(selective_states.selective(one), ())
 
 
-def test_a_bias_of_the_conv_is_left_out_or_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conv_lacks_its_bias_or_has_a_moved_one(monkeypatch: pytest.MonkeyPatch) -> None:
     bias, right = drawn(4), drawn(T, 4)
     case = mamba2("mixed", right, {}, gdn(conv_bias=bias))
     monkeypatch.setattr(selective_states, "with_mixer", lambda case, says, conv_bias: [

@@ -213,40 +213,6 @@ def test_labels_that_several_ranks_add_are_multiples() -> None:
     assert [one.sentence for one in appearance(case) if explanation_fit.fit(case, one)] == ["is all zero"]
 
 
-def test_routing_weights_are_those_of_another_row_or_count() -> None:
-    """3 rows with two of three experts each; the routing weights are halved."""
-    scores = torch.tensor([[3.0, 1.0, 2.0], [0.0, 5.0, 1.0], [2.0, 4.0, 3.0]], dtype=torch.float64)
-    fields = {"experts_per_token": 2, "norm_topk": True, "routed_scale": 0.5, "experts": 3}
-    mlp: Any = SimpleNamespace(router=torch.eye(3, dtype=torch.float64), bias=None)
-    config = make_dataclass("Config", fields)(**fields)
-    of = experts.Mixture(config, mlp, scores, scores, scores.argsort(descending=True))
-    found, chances = dict(experts._weights(of)), scores.exp() / scores.exp().sum(-1, keepdim=True)
-    ranks = [[0, 2, 1], [1, 2, 0], [1, 2, 0]]
-
-    def weights(chosen: Any, share: Any, count: int = 2, normed: bool = True) -> torch.Tensor:
-        """chosen, share: row -> the row whose experts, or whose routing weights, it has"""
-        out = torch.zeros_like(scores)
-        for row in range(3):
-            its = chances[share(row), ranks[share(row)][:count]]
-            out[row, ranks[chosen(row)][:count]] = 0.5 * (its / its.sum() if normed else its)
-        return out
-
-    def own(row: int) -> int:
-        return row
-
-    due = {"takes one expert too few": weights(own, own, 1), "takes one expert too many": weights(own, own, 3),
-           "the routing weights of its experts are not renormalised": weights(own, own, normed=False)}  # fmt: skip
-    for step, word in ((-1, "before"), (1, "after")):
-        def other(row: int, step: int = step) -> int:
-            return (row + step) % 3
-
-        due |= {f"goes to the experts of the row {word}, with its own routing weights": weights(other, own),
-                f"goes to the experts of the row {word}, with the routing weights of that row": weights(other, other),
-                f"has the routing weights of the row {word}": weights(own, other)}  # fmt: skip
-    assert all(torch.allclose(found[says], made) for says, made in due.items())
-    assert torch.allclose(found["all its experts have the same routing weight"], (weights(own, own) > 0).double() / 2)
-
-
 def test_experts_are_ranked_in_groups_by_their_scores_and_biases() -> None:
     """Two groups of three experts, of which a row takes two of one group; all biases are far below zero."""
     router, x = (torch.randn(n, 2, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (6, 3))

@@ -138,7 +138,7 @@ def test_a_layer_norms_its_rows(
 
 
 def test_a_norm_of_one_row_has_no_other_rows() -> None:
-    """A weight of -1 leaves nothing, so no other weight can be told from it."""
+    """A weight of -1 leaves nothing, so another weight has the same result there."""
     x, weight = drawn(1, D), torch.tensor([-1.0, 0.5, -2.0, 3.0]).double()
     case = SmallCase("normed", config_of(), [LayerWeights(weight, None, None, None)])
     case.piece = SimpleNamespace(work=LayerWork("trunk", 0, x, 0))

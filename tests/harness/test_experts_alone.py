@@ -1,0 +1,322 @@
+"""All explanations of mixtures of experts, each summed again row by row and expert by expert.
+
+Leaves out: routing by sigmoid and groups (`test_mistakes.py`), choices of experts (`test_wrong_layers_alone.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from instep.diagnose.mistakes import experts
+from instep_reference.weights import LayerWeights, MlpWeights, MoeWeights
+from support.inputs.small_cases import SmallCase, drawn, sigmoid, silu, yields
+
+T, D, E, WIDE, LATENT = 3, 4, 4, 5, 6
+NARROW = (("bfloat16", torch.bfloat16), ("float16", torch.float16))
+AROUND = ((-1, "before"), (1, "after"))
+
+
+@dataclass(frozen=True)
+class Config:
+    """experts_per_token of four experts; one group of them"""
+
+    experts_per_token: int = 2
+    norm_topk: bool = True
+    routed_scale: float = 1.0
+    experts: int = E
+    expert_groups: int = 1
+    groups_per_token: int = 1
+
+
+Act = Callable[[MlpWeights, torch.Tensor], torch.Tensor]
+
+
+def plain(one: MlpWeights, x: torch.Tensor) -> torch.Tensor:
+    """One row of an expert."""
+    up = one.up @ x
+    if one.gate is None:
+        return one.down @ torch.where(up > 0, up * up, 0.0)
+    opened = silu(one.gate @ x)
+    if one.limit is not None:
+        opened, up = opened.clamp(max=one.limit), up.clamp(-one.limit, one.limit)
+    return one.down @ (opened * up)
+
+
+@dataclass(frozen=True)
+class Layer:
+    config: Config
+    mlp: MoeWeights
+    x: torch.Tensor
+
+    def read(self) -> torch.Tensor:
+        return self.x if self.mlp.to_latent is None else self.x @ self.mlp.to_latent.T
+
+    def opened(self) -> torch.Tensor:
+        """[T]"""
+        gate = self.mlp.shared_gate
+        return torch.ones(T).double() if gate is None else sigmoid(self.x @ gate[0])
+
+    def scores(self, x: torch.Tensor | None = None) -> torch.Tensor:
+        return (self.x if x is None else x) @ self.mlp.router.T
+
+    def ranked(self, scores: torch.Tensor | None = None) -> list[list[int]]:
+        scores = self.scores() if scores is None else scores
+        ranks = scores if self.mlp.bias is None else sigmoid(scores) + self.mlp.bias
+        return [sorted(range(E), key=lambda e, row=row: -float(row[e])) for row in ranks]  # type: ignore[misc]
+
+    def shares(
+        self, count: int, normed: bool | None = None, scores: torch.Tensor | None = None
+    ) -> list[list[float]]:  # fmt: skip
+        """By rank."""
+        scores, found = self.scores() if scores is None else scores, list[list[float]]()
+        chances = sigmoid(scores) if self.mlp.bias is not None else scores.exp() / scores.exp().sum(1, keepdim=True)
+        for row, chosen in zip(chances, self.ranked(scores), strict=True):
+            its = [float(row[e]) for e in chosen[:count]]
+            by = sum(its) if (self.config.norm_topk if normed is None else normed) else 1
+            found.append([self.config.routed_scale * one / by for one in its])
+        return found
+
+    def weights(self, shares: Sequence[Sequence[float]], ranks: Sequence[Sequence[int]] | None = None) -> torch.Tensor:
+        """[T, E]"""
+        found = torch.zeros(T, E).double()
+        for row, (its, chosen) in enumerate(zip(shares, ranks or self.ranked(), strict=True)):
+            for share, number in zip(its, chosen, strict=False):
+                found[row, number] = share
+        return found
+
+    def routed(self, weights: torch.Tensor, several: Any = None, read: Any = None, act: Act = plain) -> torch.Tensor:
+        read, several = self.read() if read is None else read, several or self.mlp.experts
+        sums = [sum(weights[row, e] * act(one, read[row]) for e, one in enumerate(several)) for row in range(T)]
+        rows = torch.stack(sums)  # type: ignore[arg-type]
+        return rows if self.mlp.from_latent is None else rows @ self.mlp.from_latent.T
+
+    def shared(self, opened: Any = None, one: Any = None, act: Act = plain, x: Any = None) -> torch.Tensor:
+        opened, x = self.opened() if opened is None else opened, self.x if x is None else x
+        return torch.stack([opened[row] * act(one or self.mlp.shared, x[row]) for row in range(T)])
+
+
+def layer_of(
+    config: Config, gated: bool = True, latents: bool = False, sigmoids: bool = False, limits: Any = (None, None)
+) -> Layer:  # fmt: skip
+    width, seeds = LATENT if latents else D, iter(range(99))
+
+    def made(rows: int, columns: int) -> torch.Tensor:
+        return drawn(rows, columns, 1 + next(seeds))[..., 0]
+
+    def one(wide: int, width: int, limit: float | None) -> MlpWeights:
+        return MlpWeights(made(wide, width) if gated else None, made(wide, width), made(width, wide), limit)
+
+    routed = tuple(one(WIDE, width, limits[0]) for _ in range(E))
+    mlp = MoeWeights(made(E, D), routed, one(3, D, limits[1]), None if sigmoids else made(1, D),
+                     made(E, 1)[:, 0] if sigmoids else None, *((made(LATENT, D), made(D, LATENT)) if latents else ()))
+    return Layer(config, mlp, drawn(T, D))
+
+
+def case_of(layer: Layer, others: Sequence[Any] = (), draft: Any = None) -> SmallCase:
+    whole = LayerWeights(None, None, None, layer.mlp)
+    case = SmallCase("mlp", layer.config, [whole, *others], {"post_normed": layer.x}, draft=draft)
+    route = SimpleNamespace(scores=layer.scores(), ranking=torch.tensor(layer.ranked()))
+    span = SimpleNamespace(begin=0)
+    case.piece = SimpleNamespace(truth=SimpleNamespace(route=route, places={case.finding.place}), span=span,
+                                 from_own_inputs=None, work=None)  # fmt: skip
+    case.pieces, case.found = [case.piece], layer.routed(layer.weights(layer.shares(2))) + layer.shared()
+    return case
+
+
+def of_weights(layer: Layer) -> list[tuple[str, torch.Tensor]]:
+    """The sentences of wrong routing weights."""
+    top, shares, ranks, norm = layer.config.experts_per_token, None, layer.ranked(), layer.config.norm_topk
+    shares, due = layer.shares(top), list[tuple[str, torch.Tensor]]()
+    for count, says in ((top - 1, "too few"), (top + 1, "too many")):
+        if 0 < count <= E:
+            due += [(f"takes one expert {says}", layer.weights(layer.shares(count)))]
+    says = "are not renormalised" if norm else "are renormalised, but must not be"
+    due += [(f"the routing weights of its experts {says}", layer.weights(layer.shares(top, not norm))),
+            ("all its experts have the same routing weight", layer.weights([[1 / top] * top] * T)),
+            ("the routing weights of its experts are swapped", layer.weights([one[::-1] for one in shares]))]
+    for step, word in AROUND:
+        at = [(row + step) % T for row in range(T)]
+        theirs, their_shares = [ranks[row] for row in at], [shares[row] for row in at]
+        due += [(f"goes to the experts of the row {word}, with its own routing weights", layer.weights(shares, theirs)),
+                (f"goes to the experts of the row {word}, with the routing weights of that row",
+                 layer.weights(their_shares, theirs)),
+                (f"has the routing weights of the row {word}", layer.weights(their_shares))]  # fmt: skip
+    for name, dtype in NARROW:
+        scores = (layer.x.to(dtype).double() @ layer.mlp.router.to(dtype).double().T).to(dtype).double()
+        narrow = [torch.tensor(one, dtype=torch.float64).to(dtype).double().tolist() for one in shares]
+        due += [(f"the router's scores are rounded to {name}",
+                 layer.weights(layer.shares(top, scores=scores), layer.ranked(scores))),
+                (f"the routing weights of its experts are rounded to {name}", layer.weights(narrow))]  # fmt: skip
+    return due
+
+
+def of_experts(layer: Layer) -> list[tuple[str, Any]]:
+    """The sentences of wrong experts, and these experts."""
+    right, due = layer.mlp.experts, list[tuple[str, Any]]()
+    for step, word in AROUND:
+        at = [(number + step) % E for number in range(E)]
+        due += [(f"each expert has the weights of the expert {word} it", [right[number] for number in at]),
+                (f"each expert takes gate and up from the expert {word} it",
+                 [MlpWeights(right[number].gate, right[number].up, own.down, right[number].limit)
+                  for number, own in zip(at, right, strict=True)])]  # fmt: skip
+    if right[0].gate is not None:
+        swapped = [MlpWeights(one.up, one.gate, one.down, one.limit) for one in right]  # type: ignore[arg-type]
+        due += [("gate and up of its experts are swapped", swapped)]
+        due += [(f"gate and up of expert {number} are swapped", [*right[:number], one, *right[number + 1 :]])
+                for number, one in enumerate(swapped)]  # fmt: skip
+    return due
+
+
+CLAMPS: dict[str, Callable[[Any, Any, float], torch.Tensor]] = {  # of gate x, up x and the limit
+    "gate is clamped before silu": lambda g, u, most: silu(g.clamp(max=most)) * u.clamp(-most, most),
+    "gate is not clamped": lambda g, u, most: silu(g) * u.clamp(-most, most),
+    "up is not clamped": lambda g, u, most: silu(g).clamp(max=most) * u,
+    "up is not clamped from below": lambda g, u, most: silu(g).clamp(max=most) * u.clamp(max=most),
+    "gate is also clamped from below": lambda g, u, most: silu(g).clamp(-most, most) * u.clamp(-most, most),
+    "gate has the clamp of up, and up that of gate": lambda g, u, most: silu(g).clamp(-most, most) * u.clamp(max=most),
+    "the product is clamped, not its factors": lambda g, u, most: (silu(g) * u).clamp(-most, most),
+    "one is added to up": lambda g, u, most: silu(g).clamp(max=most) * (u.clamp(-most, most) + 1),
+}
+
+
+def of_clamps(layer: Layer, right: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    own, several = layer.mlp.shared, layer.mlp.experts
+    one, other = several[0].limit, own.limit
+    if one is None and other is None:
+        return []
+    due = [(says, layer.routed(right, [replace(each, limit=a) for each in several]) + layer.shared(
+        one=replace(own, limit=b))) for says, a, b in (
+        ("its experts are not clamped, nor is the shared one", None, None),
+        ("its experts are not clamped", None, other),
+        ("the shared expert is not clamped", one, None),
+        ("the limits of routed experts and of the shared one are swapped", other, one),
+        ("the shared expert has the limit of the routed ones", one, one),
+        ("the routed experts have the limit of the shared one", other, other))]  # fmt: skip
+    for says, clamp in CLAMPS.items():
+        def act(each: MlpWeights, x: torch.Tensor, clamp: Any = clamp) -> torch.Tensor:
+            return plain(each, x) if each.limit is None else each.down @ clamp(each.gate @ x, each.up @ x, each.limit)
+
+        due += [(says, layer.routed(right, act=act) + layer.shared(act=act)),
+                (f"{says}, in routed experts alone", layer.routed(right, act=act) + layer.shared()),
+                (f"of the shared expert, {says}", layer.routed(right) + layer.shared(act=act))]  # fmt: skip
+    return due
+
+
+def of_latents(layer: Layer, right: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    mlp, latents, scale = layer.mlp, layer.read(), layer.config.routed_scale
+    if mlp.from_latent is None:
+        return []
+    again, shared, back = latents @ mlp.from_latent.T, layer.shared(), mlp.from_latent
+    scores = layer.scores(again)
+    other = layer.weights(layer.shares(2, scores=scores), layer.ranked(scores))
+    inside = torch.stack([sum(plain(one, right[row, e] * latents[row]) for e, one in enumerate(mlp.experts))
+                          for row in range(T)])  # type: ignore[arg-type]  # fmt: skip
+    total = torch.stack([sum(right[row, e] * plain(one, latents[row]) for e, one in enumerate(mlp.experts))
+                         for row in range(T)])  # type: ignore[arg-type]  # fmt: skip
+    due = [("the shared expert reads the rows after both projections of latents",
+            layer.routed(right) + layer.shared(x=again)),
+           ("the router reads the rows after both projections of latents", layer.routed(other) + shared),
+           ("the routing weights multiply the latents, not what the experts make of them", inside @ back.T + shared)]
+    due += [(f"the sum of its experts is rounded to {name} before it leaves the latents",
+             total.to(dtype).double() @ back.T + shared) for name, dtype in NARROW]  # fmt: skip
+    due += [("its experts read latents times the scale of the configuration",
+             layer.routed(right / scale, read=latents * scale) + shared),
+            ("its latents pass a squared ReLU",
+             layer.routed(right, read=torch.where(latents > 0, latents * latents, 0.0)) + shared)]  # fmt: skip
+    due += [(f"its experts read the latents of the row {word}", layer.routed(
+        right, read=latents[[(row + step) % T for row in range(T)]]) + shared) for step, word in AROUND]
+    return due + [(f"its latents are rounded to {name}", layer.routed(right, read=latents.to(dtype).double()) + shared)
+                  for name, dtype in NARROW]  # fmt: skip
+
+
+def of_activations(layer: Layer, right: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    due = list[tuple[str, torch.Tensor]]()
+    if layer.mlp.shared.gate is not None or layer.mlp.experts[0].gate is not None:
+        return due
+    for says, function in (("has a ReLU that is not squared", torch.relu), ("is squared before its ReLU", torch.square),
+                           ("has a silu, not a squared ReLU", silu)):  # fmt: skip
+        def act(each: MlpWeights, x: torch.Tensor, function: Any = function) -> torch.Tensor:
+            return each.down @ function(each.up @ x)
+
+        due += [(says, layer.routed(right, act=act) + layer.shared(act=act)),
+                (f"{says}, in routed experts alone", layer.routed(right, act=act) + layer.shared()),
+                (f"{says}, in the shared expert alone", layer.routed(right) + layer.shared(act=act))]  # fmt: skip
+    return due
+
+
+LAYERS = {
+    "gated": layer_of(Config()), "not-renormalised": layer_of(Config(norm_topk=False, experts_per_token=1)),
+    "all": layer_of(Config(experts_per_token=E)), "clamped": layer_of(Config(), limits=(0.5, 0.3)),
+    "routed-clamped": layer_of(Config(), limits=(0.5, None)), "shared-clamped": layer_of(Config(), limits=(None, 0.3)),
+    "latents": layer_of(Config(routed_scale=2.5), gated=False, latents=True, sigmoids=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_mixture_sums_other_weights_or_experts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = LAYERS[name]
+    for left in ("_by_sigmoid", "_left_out", "_grouped", "_of_other_layers"):
+        monkeypatch.setattr(experts, left, lambda *given: ())
+    right, shared = layer.weights(layer.shares(layer.config.experts_per_token)), layer.shared()
+    due = [(says, layer.routed(weights) + shared) for says, weights in of_weights(layer)]
+    due += [("lacks the shared expert", layer.routed(right))]
+    if layer.mlp.shared_gate is not None:
+        gate = (layer.x @ layer.mlp.shared_gate.T)[:, 0]
+        due += [("the shared expert is not gated", layer.routed(right) + layer.shared(torch.ones(T))),
+                ("the shared expert is gated by the gate itself, not by a sigmoid of it",
+                 layer.routed(right) + layer.shared(gate))]  # fmt: skip
+    due += [(says, layer.routed(right, several) + shared) for says, several in of_experts(layer)]
+    due += of_latents(layer, right) + of_clamps(layer, right) + of_activations(layer, right)
+    case = case_of(layer)
+    assert yields(experts.experts(case), due)
+    for changed in ({"component": "hidden"}, {"piece": None}, {"layers": []}, {"rows": {}},
+                    {"layers": [LayerWeights(None, None, None, layer.mlp.shared)]},
+                    {"rows": {"post_normed": layer.x[:2]}}):  # fmt: skip
+        case = case_of(layer)
+        vars(case).update(changed)
+        assert yields(experts.experts(case), ()) and yields(experts.other_experts(case), ())
+    case = case_of(layer)
+    monkeypatch.setattr(experts, "ROOM", T * D * E)
+    assert len([*experts.experts(case)]) == len(due)
+    monkeypatch.setattr(experts, "ROOM", T * D * E - 1)
+    assert yields(experts.experts(case), ())
+
+
+@pytest.mark.parametrize("name", ["clamped", "latents"])
+def test_parts_of_a_mixture_are_those_of_another_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer of the trunk, a dense one, and a layer of the draft head are the others."""
+    layer, config = LAYERS[name], LAYERS[name].config
+    latents = name == "latents"
+    other, last = (replace(layer_of(config, not latents, latents, latents, limits).mlp, router=drawn(E, D) + number)
+                   for number, limits in ((1, (0.1, 0.2)), (2, (0.2, 0.1))))  # fmt: skip
+    others = [LayerWeights(None, None, None, other), LayerWeights(None, None, None, layer.mlp.shared)]
+    draft = SimpleNamespace(layers=[LayerWeights(None, None, None, last)])
+    case = case_of(layer, others, draft)
+    mix, own, due = experts.mixture(case), layer.mlp, list[tuple[str, torch.Tensor]]()  # type: ignore[arg-type]
+    assert mix is not None
+    for at, theirs in (("trunk layer 1", other), ("MTP layer 0", last)):
+        limited = replace(own, shared=replace(own.shared, limit=theirs.shared.limit), experts=tuple(
+            replace(one, limit=theirs.experts[0].limit) for one in own.experts))  # fmt: skip
+        mixtures = [("all weights", theirs), ("the experts", replace(own, experts=theirs.experts)),
+                    ("the limits", limited)]  # fmt: skip
+        if latents:
+            both = {"to_latent": theirs.to_latent, "from_latent": theirs.from_latent}
+            mixtures += [("the projections of latents", replace(own, **both)),  # type: ignore[arg-type]
+                         ("the projection to latents", replace(own, to_latent=theirs.to_latent)),
+                         ("the projection from latents", replace(own, from_latent=theirs.from_latent))]  # fmt: skip
+        for says, changed in mixtures:
+            made = Layer(config, changed, layer.x)
+            weights = made.weights(made.shares(2))
+            due += [(f"has {says} of {at}", made.routed(weights) + made.shared())]
+    assert yields(experts._of_other_layers(case, mix), due)  # type: ignore[arg-type]
+    monkeypatch.setattr(experts, "ROOM", T * D * E * 4)
+    assert len([*experts._of_other_layers(case, mix)]) == len(due)  # type: ignore[arg-type]
+    monkeypatch.setattr(experts, "ROOM", T * D * E * 4 - 1)
+    assert yields(experts._of_other_layers(case, mix), ())  # type: ignore[arg-type]
+    case.draft = None
+    monkeypatch.setattr(experts, "ROOM", T * D * E * 3)
+    assert yields(experts._of_other_layers(case, mix), due[: len(due) // 2])  # type: ignore[arg-type]
