@@ -1,6 +1,6 @@
 """The search for a cause, the ops of places, the verdict and the constants of tiers, alone on values made by hand.
 
-The runs of the search are told beforehand: a change is known to remove some findings. Leaves out: runs of an engine
+Each test says beforehand which change of a run removes which findings. Leaves out: runs of an engine
 (`test_ladder.py`), and explanations of a finding (`test_explanation_fit_alone.py`).
 """
 

@@ -19,12 +19,11 @@ from instep.checks.one_sided_errors import FEWEST_SAMPLES, LOOKS, Samples
 from instep.checks.sampled_tokens import Row, reachable
 from instep.diagnose import RunHistory, explained
 from instep.diagnose.mistakes import (
-    explanation_fit,
     transformed_tensors,
     wrong_inputs,
 )
-from instep.diagnose.mistakes.finding_case import Compared, Explanation
-from instep.diagnose.mistakes.wrong_labels import heads, undone
+from instep.diagnose.mistakes.finding_case import Compared
+from instep.diagnose.mistakes.wrong_labels import heads
 from instep.oracle import miscounted_states
 from instep.watch.event_context import EventContext
 from instep.watch.memory_changes import pattern
@@ -32,7 +31,7 @@ from instep_reference.contract.engine import Forward
 from instep_reference.contract.place_names import STAGE_LEVEL, Place
 from instep_reference.contract.sampling import Sampling
 from instep_reference.label_ledger import code, expand
-from instep_reference.label_mixing import MASK, mix
+from instep_reference.label_mixing import mix
 from support.inputs import check_contexts
 from support.running.covering import few
 
@@ -46,71 +45,10 @@ def named_tensors(found: Iterable[Any]) -> dict[str, torch.Tensor]:
     return {one.sentence: one.wrong for one in found}
 
 
-def test_tensors_are_the_same_up_to_the_rounding_of_fp64() -> None:
-    one = torch.tensor([1.0, 1e-9], dtype=torch.float64)
-    assert explanation_fit._same(one, one * (1 + 1e-13)) and explanation_fit._same(one, one + 1e-13)
-    assert not explanation_fit._same(one, one + torch.tensor([1e-9, 0.0])) and not explanation_fit._same(one, one / 0)
-
-
 def compared(right: torch.Tensor, found: torch.Tensor, component: str = "hidden") -> Compared:
     """A finding whose rows may err by 1e-6."""
     finding: Any = SimpleNamespace(place=Place("trunk", 0, component))
     return Compared(finding, found, right, torch.full((2, 1), 1e-6, dtype=torch.float64))
-
-
-def test_an_explanation_fits_if_it_accounts_for_every_wrong_cell() -> None:
-    """2 rows of two cells of 8 columns; the mistake doubles a row."""
-    right = torch.randn(2, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    doubled, part, other = Explanation("is doubled", 2 * right), right.clone(), right.clone()
-    part[1, 8:] *= 2
-    other[1] *= 3
-    for found, says in ((2 * right, "is doubled"), (part, "is doubled, in row 1, in columns 8 to 15"), (other, None),
-                        (right, None), (right * (1 + 1e-7), None)):  # fmt: skip
-        fits = explanation_fit.fit(compared(right, found), doubled)
-        assert (fits and fits.sentence) == says
-    assert explanation_fit.fit(compared(right, 2 * right), doubled, tried=1e60) is not None
-    one = torch.ones(1, 1, dtype=torch.float64)  # any explanation may fit a single number
-    twice = Explanation("is doubled", 2 * one)
-    assert explanation_fit.fit(compared(one, 2 * one, "hidden"), twice, tried=1.0) is not None
-    assert explanation_fit.fit(compared(one, 2.001 * one), twice) is None
-    near = replace(compared(one, 2.0004 * one), granted=torch.full((2, 1), 1e-3))  # as near as one number of 2,500
-    for others, fit in ((0, True), (1, True), (2, False)):
-        tried = [twice, *[Explanation("is zero", 0 * one)] * others]
-        assert [found.sentence for found in explanation_fit.nearest(near, tried)] == ["is doubled"] * fit
-    for wrong, right in ((2 * one, True), (3 * one, False), (2 * one[0], False), (one * math.nan, False)):
-        assert explanation_fit.agrees(near, Explanation("another", wrong)) is right
-
-
-def test_an_explanation_may_leave_the_whole_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = torch.randn(2, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    for left, fits in ((1.0, True), (1.0 + 1e-9, False), (math.nan, False)):
-        monkeypatch.setattr(explanation_fit, "_explained_left", lambda *given, left=left: left)
-        found = explanation_fit.fit(compared(right, 2 * right), Explanation("is doubled", 2 * right))
-        assert (found is not None) is fits
-
-
-def test_numbers_that_are_lost_must_be_lost_by_the_mistake_too() -> None:
-    """A NaN, where the mistake has one, too; it may begin in 1,200 places, so one place is no coincidence."""
-    right = torch.randn(600, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    lost, wrong, all_lost = right.clone(), 2 * right, torch.full_like(right, torch.nan)
-    lost[0, 3], wrong[0, 3] = torch.nan, torch.nan
-    mistake = Explanation("loses a number", lost)
-    assert explanation_fit.fit(compared(right, lost), mistake) is not None
-    assert explanation_fit.fit(compared(right, lost), mistake, tried=2.0) is None
-    assert explanation_fit.fit(compared(right[:400], lost[:400]), Explanation("loses it", lost[:400])) is None
-    assert explanation_fit.fit(compared(right, wrong), mistake) is None
-    assert explanation_fit.fit(compared(right, wrong), Explanation("doubles, too", wrong)) is not None
-    assert explanation_fit.fit(compared(right, all_lost), Explanation("loses all", all_lost)) is None
-
-
-def test_wrong_parts_are_rows_heads_and_tiles_of_columns() -> None:
-    matters = torch.ones(3, 2, 2, dtype=torch.bool)
-    taken = torch.zeros_like(matters)
-    taken[1:, 0, 1] = True
-    where = explanation_fit.where
-    assert where("core", taken, matters) == ", in rows 1, 2, in head 0, in columns 8 to 15"
-    assert where("state", taken[:, 0], matters[:, 0]) == ", in heads 1, 2, in columns 8 to 15"
-    assert where("keys", taken, matters).endswith(", in column 1") and where("core", matters, matters) == ""
 
 
 def test_inputs_are_replaced_by_multiples_and_by_rows_of_their_shape() -> None:
@@ -258,8 +196,3 @@ def test_labels_tell_what_a_row_was_made_from(
     check = next(check for check in for_labels() if check.name == "labels")
     said = explained([found for found in check(wrong) if not found.agrees], wrong, None, RunHistory())
     assert said[0].place == place and said[0].diagnosis.startswith(says) and "raised" not in said[0].diagnosis
-
-
-def test_mixtures_are_undone() -> None:
-    for first, second in ((0, 0), (7, 1 << 63), (MASK, 12345), (1 << 40, MASK)):
-        assert undone(mix(first, second), second) == first

@@ -27,7 +27,6 @@ from instep.diagnose.mistakes.delta_rule_with_hooks import Call, walk
 from instep.diagnose.mistakes.finding_case import Compared
 from instep.diagnose.mistakes.step_controller import RULES
 from instep.diagnose.mistakes.transformed_tensors import appearance
-from instep.diagnose.mistakes.wrong_labels import heads
 from instep.finding_problem import Explained, Unexplained
 from instep_reference.contract.declared_rounding import SCALED_STATE
 from instep_reference.contract.place_names import Place
@@ -272,7 +271,3 @@ def test_a_slip_of_one_channel_in_bf16_is_no_other_column() -> None:
     assert explanation_fit.fit(slip, guess) is None
     little = explanation_fit.Explanation("is scaled", right * (1 + 2**-11))  # one tensor, not the nearest of many
     assert explanation_fit.fit(replace(slip, found=little.wrong.bfloat16()), little) is not None
-
-
-def test_the_label_of_a_row_is_its_first_one() -> None:
-    assert heads(torch.tensor([[[3], [9]], [[-1], [2]]])) == [3, (1 << 64) - 1] and heads(torch.empty(0, 2)) == []

@@ -1,11 +1,10 @@
-"""Explanations of results of experts, ranks and labels, each computed again by hand from a few numbers.
+"""Explanations of results of experts and ranks, each computed again by hand from a few numbers.
 
 Leaves out: formulas of other layers (`test_explanations.py`), and whole runs (`test_mistakes.py`).
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, make_dataclass
-from functools import reduce
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -13,16 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from instep.checks.exact_labels import folded
 from instep.diagnose.mistakes import (
     experts,
-    wrong_labels,
     wrong_weights,
 )
-from instep.watch.memory_changes import pattern
 from instep_reference.contract.place_names import Place
-from instep_reference.label_ledger import expand
-from instep_reference.label_mixing import MASK, mix
 
 KEY = Place("trunk", 0, "key")
 
@@ -95,76 +89,3 @@ def test_blocks_of_weights_are_norms_or_inside_other_blocks() -> None:
     layer = Block(torch.ones(2), Block(torch.ones(1), Block(torch.ones(3))), Block(torch.zeros(0), torch.ones(2)))
     names = [name for name, _ in wrong_weights._parts(layer)]
     assert names == ["one", "other.one", "other.other", "other.other.one", "last_norm", "last_norm.other"]
-
-
-# -- labels and rows of the draft head -------------------------------------------------------------------
-
-
-def of_labels(component: str, span: Any, **before: Any) -> Any:
-    truth = SimpleNamespace(before=before, places={Place("trunk", 0, "beta"): None})
-    return SimpleNamespace(finding=SimpleNamespace(place=Place("trunk", 0, component)), right=torch.zeros(2, 1).long(),
-                           context=SimpleNamespace(truth=truth, index=4, earlier=SimpleNamespace(forward=None)),
-                           history=SimpleNamespace(of=lambda request, index: ()))  # fmt: skip
-
-
-def test_labels_of_a_conv_may_be_made_after_an_empty_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 rows after 3 tokens; the conv reads 3 rows, so its window has 2."""
-    fed, span = torch.tensor([[5], [6]]), SimpleNamespace(request="a", start=3)
-    monkeypatch.setattr(wrong_labels, "rows", lambda side, place, span: fed)
-    case = of_labels("mixed", span, a=SimpleNamespace(conv={0: torch.tensor([[3, 4]])}))
-    (wrong,) = named_tensors(wrong_labels._mixed(case, span)).values()  # type: ignore[arg-type]
-    own = wrong_labels.code(case.finding.place)
-    assert wrong_labels.heads(wrong) == [reduce(mix, taps, own) for taps in ([0, 0, 5], [0, 5, 6])]
-
-
-def test_labels_may_depend_on_a_state_inside_the_last_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The states before and after the two nodes of a window are 11, 22 and 33; after one token 22 is held."""
-    span: Any = SimpleNamespace(request="a", start=0)
-    parts = {name: torch.tensor([[7 + number], [9 + number]]) for number, name in enumerate(
-        ("k", "v", "log_decay", "beta", "q"))}  # fmt: skip
-    monkeypatch.setattr(wrong_labels, "rows", lambda side, place, span: parts[place.component])
-    case = of_labels("update", span, a=SimpleNamespace(state={0: torch.tensor([22])}, length=0),
-                     b=SimpleNamespace(state={0: torch.tensor([44])}, length=1))  # fmt: skip
-    theirs = 'depends on the state of request "b"'
-    for states, said in (([11, 22, 33], [(0, 11), (2, 33)]), ([11, 33], []), ([], [])):
-        monkeypatch.setattr(wrong_labels, "states_of_window", lambda *given, states=states: states)
-        found = named_tensors(wrong_labels.FAMILIES["update"](case, span))
-        _, recalled, *others = found
-        assert recalled == wrong_labels.NAMES["nothing-recalled"].sentence
-        assert others == [f"depends on the state after {count} tokens of the last window; 1 was accepted"
-                            for count, _ in said]  # fmt: skip
-        for wrong, (_, chain) in zip((found[name] for name in (theirs, *others)), [(0, 44), *said], strict=True):
-            own, made = wrong_labels.code(case.finding.place), []
-            for row in range(2):
-                k, v, log_decay, beta, _ = (int(part[row]) for part in parts.values())
-                made.append(reduce(mix, (chain, k, v, log_decay, beta, own)))
-                chain = folded(0, chain, k, v, log_decay, beta, True)
-            assert wrong_labels.heads(wrong) == [label & MASK for label in made]
-
-
-def test_rows_that_were_made_alike_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """3 rows of 2 elements, of which the first and the last have other labels."""
-    right, found = expand([5, 6, 7], (2,)), expand([8, 6, 9], (2,))
-    monkeypatch.setattr(wrong_labels, "_known", lambda case: {})
-    case: Any = SimpleNamespace(granted=None, component="normed", right=right, found=found, finding=SimpleNamespace(
-        check="labels", place=Place("trunk", 0, "normed"), request="a"))  # fmt: skip
-    for last, says in (("x", "rows 0, 2 are made from x"), ("y", "row 0 is made from x; row 2 is made from y")):
-        made = {8: "is made from x", 9: f"is made from {last}"}
-        monkeypatch.setattr(wrong_labels, "_told", lambda label, *given, made=made: made[label])
-        assert [*named_tensors(wrong_labels.made_from(case))] == [says]
-
-
-def test_known_labels_are_those_of_rows_positions_and_poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """3 rows of 3 elements from position 5 on. Poison that is read as a row has one label, which no row has."""
-    place = Place("trunk", 0, "normed")
-    side = SimpleNamespace(places={place: expand([50, 60, 70], (3,))})
-    span = SimpleNamespace(request="a", start=5, count=3, at=lambda place: (0, 3))
-    monkeypatch.setattr(wrong_labels, "row_spans", lambda context, stage: [span])
-    case: Any = SimpleNamespace(component="normed", context=SimpleNamespace(
-        truth=side, subject=side, log=SimpleNamespace(poison=3.0), earlier=SimpleNamespace(forward=None)))  # fmt: skip
-    known = wrong_labels._known(case)
-    element = int(pattern(3.0, torch.int64))
-    intact = [int(each) for each in expand([element], (3,))[0]]
-    read = (element + sum((element - due) * (2 * at + 1) for at, due in enumerate(intact))) & MASK
-    assert known.keys() == {0, 50, 60, 70, *range(1, 11), read} and known[8] == ["position 8"]
-    assert [str(one) for one in known[read]] == ["poison (memory that was never written)"]

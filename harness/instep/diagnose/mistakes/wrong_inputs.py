@@ -14,6 +14,7 @@ from instep_reference.contract.place_names import STAGE_LEVEL, Place
 from instep_reference.label_mixing import MASK, mix
 from instep_reference.norms import rms_norm
 
+from ...checks.check_interface import counted
 from ...checks.error_measurement import HEAD_AXIS
 from ...oracle.single_layer_run import LayerWork
 from ...watch.memory_changes import pattern
@@ -202,7 +203,7 @@ def _sentence(case: Case, wrong: list[int], ours: list[int], due: list[int]) -> 
     named = ["poison (memory that nothing wrote)" if token == POISON else f"token {token}{whose.get(token, '')}"
              for token in ours]  # fmt: skip
     told = [f"row {row} is the embedding of {named[row]}; the trace has {due[row]}" for row in wrong[:SHOWN]]
-    more = [f"and {len(wrong) - SHOWN} more rows"] if len(wrong) > SHOWN else []
+    more = [f"and {counted(len(wrong) - SHOWN, 'more row')}"] if len(wrong) > SHOWN else []
     return ", ".join(told + more)
 
 

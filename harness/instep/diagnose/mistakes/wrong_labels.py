@@ -15,6 +15,7 @@ import torch
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.label_algebra import MIX_A, MIX_B, MIX_C, MIX_D, SPREAD
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.label_ledger import expand
 from instep_reference.label_mixing import MASK, mix
 
 from ...checks.check_interface import counted, verb
@@ -63,14 +64,10 @@ def heads(tensor: torch.Tensor) -> list[int]:
     return [int(label) & MASK for label in tensor.flatten(1)[:, 0].tolist()] if len(tensor) else []
 
 
-def _expanded(made: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    first = torch.tensor([_signed(label) for label in made], dtype=torch.int64)
-    row = torch.arange(like[0].numel(), dtype=torch.int64) * _signed(SPREAD)
-    return (first[:, None] + row).reshape(like.shape)
-
-
-def _signed(label: int) -> int:
-    return label - (1 << 64) if label >> 63 else label
+def _chain(state: RequestState, layer: int) -> int:
+    """The label of a recurrent state."""
+    (chain,) = heads(state.state[layer][None])
+    return chain
 
 
 def _mixed(case: Case, span: RowSpan) -> Iterator[Explanation]:
@@ -84,7 +81,7 @@ def _mixed(case: Case, span: RowSpan) -> Iterator[Explanation]:
 
     def behind(window: Sequence[int]) -> torch.Tensor:
         taps = (*window, *heads(fed))
-        return _expanded([reduce(mix, taps[t : t + width], own) for t in range(len(fed))], case.right)
+        return expand([reduce(mix, taps[t : t + width], own) for t in range(len(fed))], case.right.shape[1:])
 
     if span.start:
         yield Explanation(FROM_ZERO.sentence, behind([0] * (width - 1)))
@@ -111,18 +108,18 @@ def _of_chain(make: Callable[[int, Sequence[int], int], int], what: str) -> Fami
                 after = folded(place.layer, chain, k, v, log_decay, write, recalls)
                 made.append(make(after if what == "read-out" else chain * recalls, token, own))
                 chain = after
-            return _expanded(made, case.right)
+            return expand(made, case.right.shape[1:])
 
         if span.start:
             yield Explanation(FROM_ZERO.sentence, behind(0))
         for says, state in _states(case, span):
-            yield Explanation(f"depends on the state {says}", behind(heads(state.state[place.layer][None])[0]))
+            yield Explanation(f"depends on the state {says}", behind(_chain(state, place.layer)))
         forward, now = case.context.earlier.forward, case.context.truth.before.get(span.request)
-        began = 0 if now is None or not span.start else heads(now.state[place.layer][None])[0]
+        began = 0 if now is None or not span.start else _chain(now, place.layer)
         rule = NAMES["nothing-recalled" if recalls else "recalled"]
         yield Explanation(rule.sentence, behind(began, not recalls), name=rule.name)
         nodes = states_of_window(forward, span.request, place.layer)
-        held = None if now is None or not nodes else heads(now.state[place.layer][None])[0]
+        held = None if now is None or not nodes else _chain(now, place.layer)
         for count, chain in enumerate(nodes):
             if held in nodes and chain != held:
                 taken = nodes.index(held)
@@ -180,7 +177,7 @@ def made_from(case: Case) -> Iterator[Explanation]:
         return
     wrong = (case.found.cpu() != case.right).flatten(1).any(1).nonzero().flatten().tolist()
     ours, due = heads(case.found.cpu()), heads(case.right)
-    intact = _expanded(ours, case.right)
+    intact = expand(ours, case.right.shape[1:])
     if not wrong or len(wrong) > MOST or not torch.equal(intact[wrong], case.found.cpu()[wrong]):
         return
     known, told = _known(case), list[str]()
@@ -191,7 +188,7 @@ def made_from(case: Case) -> Iterator[Explanation]:
     if len(told) > 1 and len({one.partition(" is made")[2] for one in told}) == 1:
         told = [f"rows {', '.join(map(str, wrong[:SHOWN]))}{'' if len(wrong) <= SHOWN else ', ..'} are made"
                 + told[0].partition(" is made")[2]]  # fmt: skip
-    more = f", and {len(told) - SHOWN} more rows" if len(told) > SHOWN else ""
+    more = f", and {counted(len(told) - SHOWN, 'more row')}" if len(told) > SHOWN else ""
     yield Explanation("; ".join(told[:SHOWN]) + more, case.found)
 
 
@@ -206,7 +203,8 @@ def _told(found: int, due: int, place: Place, mine: str, known: Known) -> str:
                     continue
                 if own != place:
                     return f"is made with the weights of layer {own.layer}, not of layer {place.layer}"
-                both = parts[off[0]], right[off[0]]
+                (at,) = off
+                both = parts[at], right[at]
                 one, other = (_source(label, both, known, mine) for label in both)
                 if one is not None and other is not None and one != other:
                     says = [each if isinstance(each, str) else each.told(place, mine) for each in (one, other)]
