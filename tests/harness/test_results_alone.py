@@ -6,7 +6,7 @@ explanations (`test_explanations.py`).
 
 import ast
 import math
-from dataclasses import make_dataclass, replace
+from dataclasses import make_dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +31,6 @@ from instep.checks import (
     unused_positions,
 )
 from instep.checks.accumulated_errors import OTHER_EXPERTS
-from instep.checks.check_interface import NOWHERE
 from instep.checks.exact_labels import Labels
 from instep.checks.one_sided_errors import OneSided, Samples
 from instep.checks.op_call_contracts import Contracts
@@ -39,9 +38,9 @@ from instep.checks.ranks import with_ranks
 from instep.checks.sampled_tokens import Row
 from instep.checks.tensor_and_choice_judgement import Ties
 from instep.checks.trace_bookkeeping import Identity
-from instep.diagnose import RunHistory, explanation_bank
+from instep.diagnose import RunHistory
 from instep.diagnose.mistakes import source_slips
-from instep.finding_problem import Explained, Problem, Unexplained, WrongContent
+from instep.finding_problem import Explained
 from instep.oracle import state_oracle
 from instep.run.run_variants import Variant
 from instep.tier_allowances import TRUTH_ERROR, log_prob_error, sums_error
@@ -494,55 +493,6 @@ def test_explanations_see_the_memory_of_earlier_rounds(monkeypatch: pytest.Monke
         of: Any = instep.diagnose.explain_outcome(outcome, history)
         (seen,) = of.verdict.compared
         assert of.oracle is None and (seen is history or (history is None and isinstance(seen, RunHistory)))
-
-
-@pytest.mark.parametrize(("last", "families"), [(1.0, "finite"), (torch.nan, "infinite")])
-def test_tensors_with_some_infinite_numbers_are_explained_apart(
-    last: float, families: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case: Any = SimpleNamespace(granted=torch.ones(2), found=torch.tensor([1.0, last]), finding=finding(), piece=None)
-    for name, made in (("BANK", ("known", "finite")), ("NOT_FINITE", "infinite"), ("agrees", lambda case: False),
-                       ("case_of", lambda *given: case),
-                       ("_best", lambda case, families: (families, families != "known"))):  # fmt: skip
-        monkeypatch.setattr(explanation_bank, name, made)
-    found: Any = (explanation_bank.explanation_of(case), explanation_bank._nearer(case))
-    assert found == ((families, True), "finite" if families == "finite" else None)
-    monkeypatch.setattr(explanation_bank, "explanation_of", lambda case: (None, 3))
-    said = explanation_bank._said(case.finding, context(), None, SimpleNamespace(steps=None))  # type: ignore[arg-type]
-    assert said == (Unexplained(3) if families == "finite" else None)
-
-
-def test_the_first_places_are_explained_for_two_requests_each() -> None:
-    places = [Place("trunk", layer, "mixer") for layer in range(explanation_bank.PLACES + 2)]
-    findings = [finding(place, name) for place in places for name in "abc"]
-    found = [(one.place.layer, one.request) for one in explanation_bank._first([*findings, finding(places[0], "a")])]
-    due = [(layer, name) for layer in range(explanation_bank.PLACES) for name in "ab"]
-    assert sorted(set(found)) == due and found.count((0, "a")) == 2
-
-
-def test_a_broken_contract_belongs_to_its_place_its_op_and_its_event() -> None:
-    core = Place("trunk", 1, "core")
-    broken = Problem("broken_contract", "is broken")
-    for place, same in ((core, True), (NOWHERE, True), (core._replace(component="state"), True),
-                        (core._replace(component="mlp"), False), (core._replace(layer=2), False)):  # fmt: skip
-        findings = [finding(core), finding(place, check="contracts", problem=broken)]
-        assert bool(explanation_bank._contracts(Problem("differs"), findings[0], findings).broken) is same, place
-
-
-def test_requests_of_a_place_keep_the_mistakes_that_all_of_them_may_have() -> None:
-    """Two of three sentences fit the rows of "b", which are few; a formula is wrong for every request or for none."""
-    place, other = Place("trunk", 1, "query"), Place("trunk", 1, "key")
-    first, second, third = (WrongContent(says, name=name) for says, name in (("A", ""), ("B", "of-b"), ("C", "")))
-    a, b = Explained("bank", "B", names=("of-b",)), Explained("bank", "A", "!", (first, second), ("of-b",))
-    at: dict[Any, Any] = {(place, "a", True): a, (place, "b", True): b, (other, "b", True): b}
-    explanation_bank._agree(at)
-    assert [one.sentence for one in at.values()] == ["B", "B!", "A! [equal bits: B]"]
-    assert at[place, "b", True].names == ("of-b",)
-    slip = replace(b, equal=(first, third), names=(), by_all=True)
-    for theirs, stays in ((a, False), (Unexplained(), False), (Unexplained(partly=True), True), (None, True)):
-        at = {(place, "a", True): theirs, (place, "b", True): slip}
-        explanation_bank._agree(at)
-        assert (at[place, "b", True] == slip) is stays and at[place, "a", True] == theirs
 
 
 def test_slips_change_a_number_by_one_and_show_a_short_expression() -> None:

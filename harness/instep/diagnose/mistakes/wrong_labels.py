@@ -15,7 +15,6 @@ import torch
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.label_algebra import MIX_A, MIX_B, MIX_C, MIX_D, SPREAD
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
-from instep_reference.label_ledger import expand
 from instep_reference.label_mixing import MASK, mix
 
 from ...checks.check_interface import counted, verb
@@ -64,6 +63,16 @@ def heads(tensor: torch.Tensor) -> list[int]:
     return [int(label) & MASK for label in tensor.flatten(1)[:, 0].tolist()] if len(tensor) else []
 
 
+def _expanded(made: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    first = torch.tensor([_signed(label) for label in made], dtype=torch.int64)
+    row = torch.arange(like.numel() // len(like), dtype=torch.int64) * _signed(SPREAD)
+    return (first[:, None] + row).reshape(like.shape)
+
+
+def _signed(label: int) -> int:
+    return label - (1 << 64) if label >> 63 else label
+
+
 def _chain(state: RequestState, layer: int) -> int:
     """The label of a recurrent state."""
     (chain,) = heads(state.state[layer][None])
@@ -81,7 +90,7 @@ def _mixed(case: Case, span: RowSpan) -> Iterator[Explanation]:
 
     def behind(window: Sequence[int]) -> torch.Tensor:
         taps = (*window, *heads(fed))
-        return expand([reduce(mix, taps[t : t + width], own) for t in range(len(fed))], case.right.shape[1:])
+        return _expanded([reduce(mix, taps[t : t + width], own) for t in range(len(fed))], case.right)
 
     if span.start:
         yield Explanation(FROM_ZERO.sentence, behind([0] * (width - 1)))
@@ -108,7 +117,7 @@ def _of_chain(make: Callable[[int, Sequence[int], int], int], what: str) -> Fami
                 after = folded(place.layer, chain, k, v, log_decay, write, recalls)
                 made.append(make(after if what == "read-out" else chain * recalls, token, own))
                 chain = after
-            return expand(made, case.right.shape[1:])
+            return _expanded(made, case.right)
 
         if span.start:
             yield Explanation(FROM_ZERO.sentence, behind(0))
@@ -177,7 +186,7 @@ def made_from(case: Case) -> Iterator[Explanation]:
         return
     wrong = (case.found.cpu() != case.right).flatten(1).any(1).nonzero().flatten().tolist()
     ours, due = heads(case.found.cpu()), heads(case.right)
-    intact = expand(ours, case.right.shape[1:])
+    intact = _expanded(ours, case.right)
     if not wrong or len(wrong) > MOST or not torch.equal(intact[wrong], case.found.cpu()[wrong]):
         return
     known, told = _known(case), list[str]()
