@@ -1,0 +1,302 @@
+"""Errors of tensors and directions of errors of states, measured a second time with loops over blocks.
+
+Leaves out: the wrong states (`test_wrong_state_bank_alone.py`), and whole runs (`test_directed.py`).
+"""
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from instep.checks import known_wrong_states
+from instep.checks.error_measurement import Spot, granted_error, measured, not_finite
+from instep.checks.known_wrong_states import Looked, look
+from instep.checks.wrong_state_inputs import Wrong
+from instep.finding_problem import NamedMistake
+from instep.tier_allowances import DITHERED, MORE_DRAWS, SCALE_FLOOR
+from instep.verdict import Tier
+from instep_reference.contract.place_names import Place
+
+Tensor = torch.Tensor
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# -- errors of a tensor ----------------------------------------------------------------------------------
+
+
+def heads_of(component: str, x: Tensor) -> list[list[float]]:
+    """The numbers of each head, or all of them if a head has fewer than 32."""
+    axis = {"q": 1, "state": 0}.get(component)
+    if axis is None or x.numel() < 32 * x.shape[axis]:
+        return [x.flatten().tolist()]
+    return [x.select(axis, head).flatten().tolist() for head in range(x.shape[axis])]
+
+
+def sizes(numbers: Sequence[float]) -> tuple[float, float]:
+    return math.sqrt(sum(one * one for one in numbers)), max(map(abs, numbers))
+
+
+def errors(component: str, x: Tensor, o: Tensor, scale: Tensor | None) -> list[list[float]]:
+    """By the norm and by the largest element: the relative error of each head."""
+    found: list[list[float]] = [[], []]
+    for off, due, wide in zip(*(heads_of(component, one) for one in (x - o, o, o * 0 if scale is None else scale)),
+                              strict=True):  # fmt: skip
+        for kind in (0, 1):
+            found[kind].append(sizes(off)[kind] / max(sizes(due)[kind], sizes(wide)[kind], SCALE_FLOOR))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("component", "shape"), [("q", (4, 3, 8)), ("q", (4, 3, 7)), ("state", (2, 4, 8)), ("hidden", (2, 64))]
+)
+@pytest.mark.parametrize("size", [1e-7, 1e-3])
+def test_errors_of_a_tensor_by_heads(component: str, shape: tuple[int, ...], size: float) -> None:
+    """The block closest to its limit: 3 errors of the yardstick in that block, at least the floor, and 4 units."""
+    o, place = drawn(1, *shape), Place("trunk", 2, component)
+    spot = Spot("derived", Tier.DERIVED, 4, "forward", place, "a", 3)
+    draws = torch.stack([o + 1e-7 * drawn(seed, *shape) for seed in (2, 3)])
+    for seed, floor, factor, stored, scale in (
+        (4, 0.0, 1.0, None, None),
+        (5, 1e-3, 2.0, torch.bfloat16, None),
+        (6, 0.0, 1.0, torch.float32, drawn(7, *shape) * 3),
+        (8, 0.0, 0.5, torch.float32, o * 0 + 0.01),
+    ):
+        x = o + size * drawn(seed, *shape)
+        eps = torch.finfo(stored or torch.float64).eps
+        mine, yardsticks = errors(component, x, o, scale), [errors(component, one, o, scale) for one in draws]
+        limits = [[3 * max(*(one[kind][block] for one in yardsticks), floor) + 4 * eps for block in range(len(mine[0]))]
+                  for kind in (0, 1)]  # fmt: skip
+        assert granted_error(place, stored or torch.float64, o, draws, scale).tolist() == [
+            pytest.approx([3 * max(one[kind][block] for one in yardsticks) + 4 * eps for block in range(len(mine[0]))])
+            for kind in (0, 1)]  # fmt: skip
+        parts = [
+            (mine[kind][block] / limits[kind][block], -kind, -block) for kind in (0, 1) for block in range(len(mine[0]))
+        ]
+        part, kind, block = max(parts)
+        for yardstick in (draws, list(draws)):
+            one = measured(spot, x, o, yardstick, floor, stored, factor, scale)
+            worst, limit = mine[-kind][-block], factor * limits[-kind][-block]
+            assert (one.worst, one.allowed) == (pytest.approx(worst), pytest.approx(limit))
+            assert (one.elements, one.blocks, one.head) == (
+                o.numel(),
+                len(mine[0]),
+                -block if len(mine[0]) > 1 else None,
+            )
+            assert (one.check, one.tier, one.event, one.kind, one.place, one.request, one.slot) == (
+                *vars(spot).values(),
+            )
+            noise = max(*(its[-kind][-block] for its in yardsticks), floor)
+            passes = (worst - (limit - 3 * noise)) / noise
+            by = ("norm", "largest element")[-kind]
+            says = f"the yardstick errs by {noise:.1e} (would pass at {passes:.3g} times that)"
+            assert one.diagnosis == (f"relative error {worst:.2e} by the {by}; {says}" if part > factor else "")
+
+
+def test_tensors_that_cannot_be_measured() -> None:
+    """No tensor, another shape, numbers that are not finite, and yardsticks that are exact or overflow."""
+    spot, o = Spot("derived", Tier.DERIVED, 4, "forward", Place("trunk", 2, "hidden"), "a", 3), torch.ones(2, 3)
+    for found, says in ((None, "nothing"), (torch.ones(2, 4), "shape (2, 4)")):
+        one = measured(spot, found, o, o[None])
+        assert (one.elements, one.worst, one.allowed, one.request, one.slot) == (0, math.inf, 0.0, "a", 3)
+        assert (
+            one.diagnosis == f"has {says}; expected shape (2, 3)"
+            and one.problem is not None
+            and one.problem.code == "missing"
+        )
+    assert not measured(spot, o[:0], o[:0], o[None, :0]).agrees
+    for at, value, says in (
+        ([(0, 1)], torch.nan, "1 of 6 numbers are not finite (NaN), the first at (0, 1)"),
+        ([(1, 0), (1, 2)], torch.inf, "2 of 6 numbers are not finite (infinite), the first at (1, 0)"),
+        ([(0, 2), (1, 1)], None, "2 of 6 numbers are not finite (NaN or infinite), the first at (0, 2)"),
+        ([], 0.0, ""),
+    ):
+        x = o.clone()
+        for number, where in enumerate(at):
+            x[where] = (torch.inf, torch.nan)[number] if value is None else value
+        assert not_finite(x) == says
+        one = measured(spot, x, o, o[None])
+        assert one.agrees is (not at) and (not at or (one.problem is not None and one.problem.code == "not_finite"))
+        assert one.diagnosis.endswith(says)
+    assert measured(spot, o, o, o[None] * torch.inf).agrees
+    for wrong, says in ((1.0, "by the norm; the yardstick errs by 0.0e+00 (no factor would pass)"),
+                        (torch.inf, "by the norm, where the yardstick itself overflows")):  # fmt: skip
+        one = measured(spot, o + 1e-3, o, o[None] * wrong)
+        assert not one.agrees and one.diagnosis == f"relative error 1.00e-03 {says}"
+        assert granted_error(spot.place, torch.float32, o, o[None] * wrong).tolist() == [
+            [0.0 if wrong == torch.inf else pytest.approx(4 * torch.finfo(torch.float32).eps)]] * 2  # fmt: skip
+
+
+# -- directions of errors of a state -----------------------------------------------------------------------
+
+HV, K, V = 3, 4, 12  # two groups of columns; the second has 4
+BLOCKS = [(head, group) for head in range(HV) for group in range(2)]
+NAMES = ("one", "two", "same as two", "right in head 1")
+
+
+def tile(x: Tensor, block: tuple[int, int]) -> list[float]:
+    head, group = block
+    return x[head, :, 8 * group : min(8 * group + 8, V)].flatten().tolist()
+
+
+def dot(x: Sequence[float], y: Sequence[float]) -> float:
+    return sum(one * other for one, other in zip(x, y, strict=True))
+
+
+def judged(
+    x: Tensor, o: Tensor, wrong: Sequence[Tensor], yardsticks: Tensor, draws: Sequence[Tensor], leaning: Tensor | None
+) -> Any:
+    """The largest decided projection of each block, and the counts. draws: correct states, for the standard error"""
+    eps, largest, decided, pairs = torch.finfo(x.dtype).eps, dict[Any, float](), 0, 0
+    for block in BLOCKS:
+        error, right, alphas = tile(x.double() - o, block), tile(o, block), [-math.inf]
+        noise = max(math.sqrt(dot(off, off)) for off in (tile(one - o, block) for one in yardsticks))
+        sampled = (noise + math.sqrt(dot(right, right)) * eps / 2) / math.sqrt(len(right))
+        for state in wrong:
+            towards = tile(state - o, block)
+            length = dot(towards, towards)
+            if length:
+                pairs += 1
+                spread = math.sqrt(
+                    sum((dot(tile(one - o, block), towards) / length) ** 2 for one in draws) / len(draws)
+                )
+                bias = 0.0 if leaning is None else abs(dot(tile(leaning.mean(0) - o, block), towards) / length)
+                if max(sampled / math.sqrt(length), spread) <= (1 - 2 * bias / 0.5) / 16:
+                    alphas.append(dot(error, towards) / length)
+                    decided += 1
+        largest[block] = max(alphas) if all(map(math.isfinite, error)) else math.nan
+    return largest, pairs, pairs - decided
+
+
+def scene_of(o: Tensor) -> Any:
+    return SimpleNamespace(right=o)
+
+
+def test_projections_on_wrong_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    o = drawn(20, HV, K, V)
+    wrong = [
+        o + drawn(21, HV, K, V),
+        o + 0.02 * drawn(22, HV, K, V),
+        o + 0.02 * drawn(22, HV, K, V),
+        o + drawn(23, HV, K, V),
+    ]
+    wrong[3][1] = o[1]
+    bank = [Wrong(NamedMistake(name, name).known(), state) for name, state in zip(NAMES, wrong, strict=True)]
+    monkeypatch.setattr(known_wrong_states, "wrong_states", lambda scene: bank)
+    monkeypatch.setattr(known_wrong_states, "overfull", lambda scene: iter(()))
+    few = torch.stack([o + 1e-3 * drawn(seed, HV, K, V) for seed in (24, 25, 26)])
+    ramp = 0.3 + torch.tensor([0.0, 0.1, 0.05])[:, None, None] + torch.arange(V) / 1000
+    half = o.clone()
+    half[1, :, 8:] = wrong[0][1, :, 8:]
+    part = o + 1e-4 * (wrong[3] - o)
+    part[2, :, :8] = o[2, :, :8] + 0.9 * (wrong[0] - o)[2, :, :8]
+    lost = half.clone()
+    lost[2, 3, 11] = torch.inf
+    for x, names in (
+        (o, None),
+        (o + ramp * (wrong[0] - o), None),
+        (half, ["one"]),
+        (wrong[1], ["two", "same as two"]),
+        (wrong[0], ["one"]),
+        (wrong[0].float(), ["one"]),
+        (part, ["one"]),
+        (lost, []),
+        (o + 5 * drawn(27, HV, K, V), []),
+        (wrong[3], ["right in head 1"]),
+    ):
+        for yardsticks, leaning in ((few, None), (few, few[1:] + 0.05 * (wrong[0] - o)), (o + 20 * (few - o), None)):
+            largest, pairs, undecided = judged(x, o, wrong, yardsticks, list(yardsticks), leaning)
+            found = look(x, scene_of(o), yardsticks, leaning=leaning)
+            over = [block for block in BLOCKS if not largest[block] <= 0.5]
+            assert (found.pairs, found.undecided) == (pairs, undecided)
+            assert found.blocks == sum(largest[block] != -math.inf for block in BLOCKS)
+            if not over:
+                best = max(largest.values())
+                assert found.problem is None and found.worst == pytest.approx(max(best, 0.0), abs=1e-9)
+                assert (found.head, found.group) == next(block for block in BLOCKS if largest[block] == best)
+                continue
+            assert (found.head, found.group) == over[0] and found.problem is not None
+            if names and yardsticks is few:
+                assert found.problem.mistake is not None and [*found.problem.mistake.names] == names
+                count = f"; {len(over)} of 6 blocks differ{'s' * (len(over) == 1)}"
+                assert found.problem.mistake.where == count * (len(over) < 6)
+                state = wrong[NAMES.index(names[0])]
+                along, length = (sum(dot(tile(one, block), tile(state - o, block)) for block in over)
+                                 for one in (x.double() - o, state - o))  # fmt: skip
+                assert found.worst == pytest.approx(along / length)
+            elif not names:
+                assert found.problem.code == ("not_finite" if x is lost else "unidentified")
+    assert Looked(0.0, 0, 0, 1, 1, 0, None).diagnosis == ""
+
+
+def test_more_draws_are_made_before_a_state_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Further correct states have a wide spread along the wrong one: with them it cannot be told from the right one."""
+    o = drawn(30, HV, K, V)
+    wrong = o + drawn(31, HV, K, V)
+    monkeypatch.setattr(known_wrong_states, "wrong_states", lambda scene: [
+        Wrong(NamedMistake("one", "one").known(), wrong)])  # fmt: skip
+    monkeypatch.setattr(known_wrong_states, "overfull", lambda scene: iter(()))
+    few = torch.stack([o + 1e-3 * drawn(seed, HV, K, V) for seed in (32, 33)])
+    asked = list[int]()
+
+    def again(spread: float, rounds: int) -> Any:
+        def draw(count: int) -> Tensor:
+            asked.append(count)
+            made = [o + spread * (wrong - o)] * (count if len(asked) <= rounds else 0)
+            return torch.stack(made) if made else o.new_empty(0, HV, K, V)
+
+        return draw
+
+    needed = -(-(MORE_DRAWS - 2) // DITHERED)
+    for x, spread, rounds, narrow, calls, agrees in (
+        (o, 0.1, 99, False, 0, True), (o, 0.1, 99, True, 1, True), (wrong, 0.0, 99, False, needed, False),
+        (wrong, 0.1, 99, False, needed, True), (wrong, 0.05, 99, False, needed, False), (wrong, 0.1, 99, True, 1, True),
+        (wrong, 0.0, 99, True, MORE_DRAWS // DITHERED, False), (wrong, 0.05, 2, False, 3, False),
+        (wrong, 0.1, 2, False, 3, True), (wrong, 0.0, 2, True, 3, False), (o * math.nan, 0.1, 99, False, 0, False),
+    ):  # fmt: skip
+        asked.clear()
+        found = look(x, scene_of(o), few, again(spread, rounds), narrow=narrow)
+        assert (len(asked), found.problem is None) == (calls, agrees), (spread, rounds, narrow)
+        assert {*asked} <= {DITHERED} and found.undecided == (6 if agrees and calls and spread == 0.1 else 0)
+
+
+def test_rare_states_name_an_error_that_the_bank_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nearest of all rare states, of which 64 are in memory at once; it must be near."""
+    o, few = drawn(40, HV, K, V), drawn(41, 1, HV, K, V)
+    wrong, x = o + drawn(42, HV, K, V), o + 3 * drawn(43, HV, K, V) + 2 * drawn(42, HV, K, V)
+    monkeypatch.setattr(known_wrong_states, "wrong_states", lambda scene: [
+        Wrong(NamedMistake("known", "known").known(), wrong)])  # fmt: skip
+
+    def rare(name: str, share: float) -> Wrong:
+        return Wrong(NamedMistake(name, name).known(), o + share * (x - o))
+
+    far = [rare("far", 30.0)] * 70
+    for earlier, late, name, share in (
+        ([], [], None, 0),
+        (far, [], None, 0),
+        ([*far, rare("a", 0.9)], [], "a", 0.9),
+        ([rare("a", 0.9), *far, rare("b", 0.95)], [], "b", 0.95),
+        ([], [rare("c", 1.1)], "c", 1.1),
+        ([rare("a", 0.95), *far], [rare("c", 0.9)], "a", 0.95),
+        ([rare("a", 0.7)], [], None, 0),
+    ):
+        monkeypatch.setattr(known_wrong_states, "overfull", lambda scene, late=late: iter(late))
+        found = look(x, scene_of(o), o + 1e-4 * few, earlier=lambda earlier=earlier: earlier)
+        assert found.problem is not None
+        if name is None:
+            count = 1 + len(earlier) + len(late)
+            assert found.diagnosis.startswith(f"unknown: close to none of {count} wrong states"), found.diagnosis
+            assert found.worst == max(judged(x, o, [wrong], o + 1e-4 * few, [o + 1e-4 * few[0]], None)[0].values())
+        else:
+            assert found.problem.mistake is not None and found.problem.mistake.names == (name,)
+            blocks = [
+                block
+                for block, part in judged(x, o, [wrong], o + 1e-4 * few, [o + 1e-4 * few[0]], None)[0].items()
+                if part > 0.5
+            ]
+            assert blocks and found.worst == pytest.approx(1 / share)
