@@ -12,9 +12,13 @@ import torch
 
 from instep.diagnose import explanation_bank
 from instep.diagnose.explanation_bank import BANK, FOLLOWS, explained
+from instep.diagnose.mistakes import finding_case
 from instep.diagnose.mistakes.explanation_fit import Fit
+from instep.diagnose.mistakes.finding_case import Case, case_of
 from instep.finding_problem import Explained, Problem, Unexplained, WrongContent
 from instep.verdict import Comparison, Sides, Tier
+from instep.watch.event_context import RowSpan
+from instep_reference.contract.declared_rounding import Blocked
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from support.inputs.check_contexts import of_facts
 
@@ -183,7 +187,7 @@ def test_explanations_are_tried_in_groups_until_one_fits(monkeypatch: pytest.Mon
                                                                                              None),
                                 ((None, 0), (None, 2), None), ((None, 0), (None, 0), None)):  # fmt: skip
         fits.clear()
-        fits[BANK[0]], fits[BANK[3]] = first, second
+        fits[BANK[0]], fits[BANK[1]] = first, second
         assert nearer(case) == said and nearer(infinite) is None
 
 
@@ -271,3 +275,195 @@ def test_requests_of_a_place_keep_the_mistakes_that_all_of_them_may_have() -> No
         at = {(place, "a", True): theirs, (place, "b", True): slip}
         explanation_bank._agree(at)
         assert (at[place, "b", True] == slip) is stays and at[place, "a", True] == theirs
+
+
+# -- the data of a finding -----------------------------------------------------------------------------------
+
+
+def span(request: str, begin: int, count: int) -> RowSpan:
+    return RowSpan(request, "prefill", begin, count, 3, begin, count)
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Recomputations of the event, and what else `oracle.at` gives."""
+    several: list[Any] = []
+    monkeypatch.setattr(finding_case, "Recomputation", SimpleNamespace)
+    monkeypatch.setattr(finding_case, "row_spans", lambda context, stage: [span("a", 0, 2), span("b", 2, 1), span(
+        "c", 3, 0)] if stage == "trunk" else [])  # fmt: skip
+    return several
+
+
+def piece_of(request: str = "a", layer: int = 1, places: Any = (CORE,), **given: Any) -> Any:
+    def place(component: str) -> Place:
+        return Place("trunk", layer, component)
+
+    more = {"writes_state": True, "prefix": "", "own": {}, "from_own_inputs": None, **given}
+    return SimpleNamespace(request=request, stage="trunk", layer=layer, place=place, truth=SimpleNamespace(places=dict(
+        places) if isinstance(places, dict) else dict.fromkeys(places)), **more)  # fmt: skip
+
+
+def test_numbers_are_rounded_to_dtypes_that_hold_them_and_change_them() -> None:
+    for x, said in (([1.0], []), ([1 + 2.0**-9], ["bfloat16"]), ([1 + 2.0**-12, 1.0], ["bfloat16", "float16"]),
+                    ([70000.0, 1.0], ["bfloat16"]), ([65536.0, 1.0], [])):  # fmt: skip
+        made = dict(finding_case.in_16_bits(torch.tensor(x)))
+        assert [*made] == said
+        assert all(torch.equal(y, torch.tensor(x).to(finding_case.NARROW[name]).float()) for name, y in made.items())
+
+
+def test_a_finding_has_a_case_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = {name: None for name in ("_of_labels", "_piece", "_free_running", "_of_piece")}
+    for name in of:
+        monkeypatch.setattr(finding_case, name, lambda *given, name=name: of[name] or name)
+    context, history, oracle, raised = (SimpleNamespace() for _ in range(4))
+
+    def case(**given: Any) -> Any:
+        return case_of(found(**given), context, oracle, history)  # type: ignore[arg-type]
+
+    both = sides()
+    made = case(sides=both, request=None)
+    assert (made.found, made.right, made.granted, made.oracle) == (both.found, both.right, None, oracle)
+    for given, due in (
+        ({"raised": raised}, None), ({"request": None}, None), ({"tier": Tier.IDENTITY}, None),
+        ({"tier": Tier.IDENTITY, "check": "labels"}, "_of_labels"), ({}, "_of_piece"),
+        ({"tier": Tier.DIRECTED}, "_of_piece"),
+        ({"check": "labels"}, "_of_piece"), ({"tier": Tier.IDENTITY, "check": finding_case.Poison.name}, "_of_piece"),
+    ):  # fmt: skip
+        assert case(**given) == due
+    monkeypatch.setattr(finding_case, "_piece", lambda *given: None)
+    assert case() == "_free_running"
+
+
+def test_a_finding_is_compared_with_the_recomputation_of_its_request(pieces: list[Any]) -> None:
+    """A state belongs to a prefix or to the request itself."""
+    mine, theirs, prefix = piece_of(), piece_of("b"), piece_of(places=(), prefix="p")
+    other, reads = piece_of(layer=2, places=()), piece_of(places=(), writes_state=False)
+    for of, several, due in (
+        (found(), [object(), theirs, mine], mine), (found(), [theirs], None), (found(), [other], None),
+        (found(STATE), [theirs, other, reads, prefix, mine], mine), (found(STATE), [reads, prefix], None),
+        (found(STATE, problem=Problem("differs", prefix="p")), [mine, prefix], prefix),
+        (found(STATE, problem=Problem("differs")), [prefix, mine], mine), (found(KEYS), [mine], None),
+    ):  # fmt: skip
+        oracle: Any = SimpleNamespace(at=lambda context, several=several: several)
+        assert finding_case._piece(of, None, oracle) is due  # type: ignore[arg-type]
+    assert finding_case._piece(found(), None, None) is None  # type: ignore[arg-type]
+
+
+def side(**given: Any) -> Any:
+    return SimpleNamespace(places=given.pop("places", {}), after=given)
+
+
+def test_without_a_recomputation_a_place_is_compared_with_the_truth_of_the_run(
+    pieces: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Request "a" has rows 0 and 1."""
+    monkeypatch.setattr(finding_case, "granted_error", lambda place, dtype, truth, rounded: (
+        place, dtype, truth.tolist(), rounded.tolist()))  # fmt: skip
+    x, y, z = (torch.arange(4.0) + at for at in (0, 10, 20))
+    sides_of = {"subject": side(places={CORE: x}), "truth": side(places={CORE: y}), "rounded": side(places={CORE: z})}
+    made: Any = finding_case._free_running(found(), of_facts(**sides_of), None)  # type: ignore[arg-type]
+    assert (made.found.tolist(), made.right.tolist()) == ([0, 1], [10, 11])
+    assert made.granted == (CORE, torch.float32, [10, 11], [[20, 21]])
+    for change in ({"rounded": None}, {"subject": side()}, {"truth": side()}, {"rounded": side()},
+                   {"truth": side(places={CORE: y[:1]})}):  # fmt: skip
+        assert finding_case._free_running(found(), of_facts(**{**sides_of, **change}),
+                                          None) is None  # type: ignore[arg-type]
+    for of in (found(CORE._replace(stage="extend")), found(request="d"), found(request="c")):
+        assert finding_case._free_running(of, of_facts(**sides_of), None) is None  # type: ignore[arg-type]
+
+
+def test_labels_are_those_of_rows_or_of_memory_that_the_check_did_not_recognise(pieces: list[Any]) -> None:
+    x, y = torch.arange(4), torch.arange(4) + 10
+    state = [SimpleNamespace(parts=lambda x=x: [(KEYS, x)]) for x in (x, y, x[:1], x[:0])]
+    differs = found(KEYS, problem=Problem("differs"))
+    given = {"subject": side(places={CORE: x}, a=state[0]), "truth": side(places={CORE: y}, a=state[1])}
+    empty = {name: side(places={CORE: x}, a=state[3]) for name in given}
+    for of, change, due in (
+        (found(), {}, ([0, 1], [10, 11])), (found(request="b"), {}, ([2], [12])), (found(request="d"), {}, None),
+        (found(request="c"), {}, None), (found(), {"subject": side()}, None), (found(), {"truth": side()}, None),
+        (found(), {"truth": side(places={CORE: y[:1]})}, None), (differs, {}, (x.tolist(), y.tolist())),
+        (found(KEYS, problem=Problem("unidentified")), {}, (x.tolist(), y.tolist())),
+        (found(KEYS, problem=Problem("identified")), {}, None), (found(KEYS), {}, None),
+        (replace(differs, request="b"), {}, None), (differs, {"truth": side(a=state[2])}, None), (differs, empty, None),
+    ):  # fmt: skip
+        made: Any = finding_case._of_labels(of, of_facts(**{**given, **change}), None)  # type: ignore[arg-type]
+        assert (made and (made.found.tolist(), made.right.tolist(), made.granted)) == (due and (*due, None))
+
+
+def test_a_case_knows_rows_of_its_request_and_of_others(pieces: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows inside a fused op are those of the recomputation. Right rows of others are computed from their own."""
+    ours, right = (torch.arange(4.0).view(4, 1) + at for at in (0, 10))
+    own, inside = torch.ones(1), torch.zeros(1)
+    mixed, q = Place("trunk", 1, "mixed"), Place("trunk", 1, "q")
+    monkeypatch.setattr(finding_case, "rerun", lambda piece, weights, changes=None: SimpleNamespace(
+        places={CORE: (piece.request, piece.layer, weights, changes)}, state="state"))  # fmt: skip
+    context = of_facts(subject=side(places={CORE: ours}), truth=side(places={CORE: right}), shown=SimpleNamespace(
+        inside=("q",)))  # fmt: skip
+    oracle: Any = SimpleNamespace(at=lambda context: pieces, runner=SimpleNamespace(truth="weights"))
+    mine = piece_of(places={CORE: None, q: inside}, own={mixed: own, q: own})
+    case = Case(found(), ours, right, None, context, None, oracle, mine)  # type: ignore[arg-type]
+    pieces += [object(), mine, piece_of("b"), piece_of("c", layer=2), piece_of("d", places=()), piece_of("e")]
+    pieces[-1].stage = "extend"
+    assert [*case.rights()] == [('of request "b"', ("b", 1, "weights", None))] and len(case.pieces) == 5
+    assert torch.equal(case.own("mixed"), own.double()) and torch.equal(case.own("q"),
+                                                                        inside.double())  # type: ignore[arg-type]
+    assert case.own("k") is None and case.again({"q": own}) == ("a", 1, "weights", {"q": own})
+    assert case.again(weights="others") == ("a", 1, "others", None)  # type: ignore[arg-type, comparison-overlap]
+    assert replace(case, finding=found(STATE)).again() == "state" and replace(case,
+                                                                              finding=found(KEYS)).again() is None  # type: ignore[comparison-overlap]
+    mine.from_own_inputs = SimpleNamespace(truth=SimpleNamespace(places={q: inside + 2}))
+    assert torch.equal(case.own("q"), inside.double() + 2)  # type: ignore[arg-type]
+    assert [(whose, x.tolist(), x.dtype) for whose, x in case.others("core")] == [
+        ('of request "b"', [[2.0]], torch.float64)]  # fmt: skip
+    assert [(whose, x.tolist()) for whose, x in case.everybody(CORE)] == [("a", [[0], [1]]), ("b", [[2]])]
+    free = replace(case, piece=None, oracle=None)
+    assert [(whose, x.tolist()) for whose, x in free.rights()] == [('of request "b"', [[12]])]
+    assert not [*replace(free, context=of_facts(truth=side())).rights()]
+    assert free.pieces == [] and free.own("mixed") is None
+    assert [one.sentence for one in case.made("is made")] == ["is made"]
+    assert not [*replace(case, finding=found(KEYS)).made("is made")]
+
+
+def test_a_recomputation_gives_the_right_tensor_and_the_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state of another dtype than declared is reported by its finding. `once`: it was rounded once."""
+    x, right, tiles = torch.ones(2), torch.zeros(2).double(), Blocked(torch.float8_e4m3fn, (2, 3))
+    other, sampled = SimpleNamespace(shape=x.shape, cpu=lambda: "other"), torch.zeros(3, 2).double()
+    rounded_once, stored = [False], [x.dtype]
+    for name, made in (
+        ("rows", lambda side, place, span: side), ("scale_of", lambda near, place: "scale"),
+        ("sampled_rows", lambda near, place, rounds: sampled), ("granted_error", lambda *given: given),
+        ("OwnInputs", lambda oracle: SimpleNamespace(rounded_once=lambda *given: rounded_once[0],
+                                                     stored=lambda *given: stored[0])),
+    ):  # fmt: skip
+        monkeypatch.setattr(finding_case, name, made)
+
+    def near(right: Any, own: Any = None) -> Any:
+        return SimpleNamespace(from_own_inputs=own, truth=SimpleNamespace(state=right, places={CORE: right}),
+                               yardsticks=SimpleNamespace(state=sampled))  # fmt: skip
+
+    def case(place: Place, shown: Any = x, of: Any = None, declared: Any = torch.float32, **given: Any) -> Any:
+        piece = SimpleNamespace(**{"with_all_draws": lambda: of or near(right), "layer": 1, "span": None,
+                                   "near": object(),
+                                   "left": lambda side: SimpleNamespace(state={1: side}), "narrow": False, **given})
+        piece.kept_in = lambda rounds: piece.narrow
+        oracle = None if declared == "none" else SimpleNamespace(rounds={"state": declared})
+        return finding_case._of_piece(found(place), SimpleNamespace(subject=shown), oracle, None,
+                                      piece)  # type: ignore[arg-type]
+
+    for place, scale in ((CORE, "scale"), (STATE, None)):
+        for once, storage in ((False, torch.float32), (True, torch.float64)):
+            rounded_once[0] = once
+            made = case(place)
+            assert made.found is x and torch.equal(made.right, right) and made.once is once and made.scale == scale
+            assert (made.granted[:2], made.granted[3:]) == ((place, storage), (sampled, scale))
+            assert not case(place, near=None).once
+        assert case(place, of=near(right, near(other))).right == "other"
+        assert case(place, shown=None) is None and case(place, shown=torch.ones(3)) is None
+        assert case(place, of=near(None)) is None and case(place, declared="none").granted[1] == torch.float32
+        stored[0] = torch.bfloat16
+        assert case(place) is None and case(place, declared="none") is not None
+        stored[0] = torch.float32
+    for declared, narrow, known in ((torch.bfloat16, False, False), (torch.float32, True, False), (None, False, True),
+                                    (tiles, False, tiles.shown == x.dtype), (torch.bfloat16, True, False)):
+        assert (case(STATE, declared=declared, narrow=narrow) is not None) is known
+        assert case(CORE, declared=declared, narrow=narrow) is not None

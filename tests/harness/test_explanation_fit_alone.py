@@ -145,6 +145,10 @@ def test_tiny_numbers_have_the_error_of_underflow() -> None:
     tiny, floor = torch.full((1, 8), 1e-36, dtype=torch.float64), 2.0**-126 / 2.0**-23
     case = compared("hidden", tiny, tiny + 1e-33, 0.01)
     assert explanation_fit._left(case, tiny) == pytest.approx(1e-33 / (0.01 * floor) * 8**0.5, rel=1e-6)
+    exact, some = compared("hidden", tiny, tiny, 0.0), tiny.clone()
+    some[0, 3] = math.nan
+    assert explanation_fit._left(exact, tiny) == 0 and math.isinf(explanation_fit._left(
+        compared("hidden", tiny, some), tiny))  # fmt: skip
     assert explanation_fit._left(case, case.found) == 0 and math.isinf(explanation_fit._left(
         compared("hidden", tiny, tiny * math.nan), tiny))  # fmt: skip
 
@@ -157,12 +161,16 @@ def test_an_explanation_may_leave_the_whole_allowance(left: float, fits: bool, m
     case = compared("normed", right, 2 * right)
     assert (fit(case, Explanation("is doubled", 2 * right)) is not None) is fits
     assert explanation_fit.agrees(case) is fits and explanation_fit.agrees(case, Explanation("", 2 * right)) is fits
-    for other in (right[:1], right * math.nan):
-        assert not explanation_fit.agrees(case, Explanation("", other))
+    assert not explanation_fit.agrees(case, Explanation("", right[:1]))
+    monkeypatch.undo()
+    some = torch.where(torch.arange(16) == 3, math.nan, 2 * right)
+    assert not explanation_fit.agrees(case, Explanation("", some)), "a NaN agrees with nothing"
 
 
 def test_a_number_is_no_coincidence_if_it_is_near_enough() -> None:
     """One number is left with a part p of its error: t tries have the chance t p, which may be a thousandth."""
+    zero, found = torch.zeros(5, 1, dtype=torch.float64), torch.full((5, 1), 4.0, dtype=torch.float64)
+    assert fit(compared("hidden", zero, found, 0.2), Explanation("is 5", zero + 5)) is not None, "a quarter is left"
     right = torch.ones(1, 1, dtype=torch.float64)
     for part, tried, tries, count, fits in (
         (1e-4, 9.9, 1.0, 1, True), (1e-4, 10.1, 1.0, 1, False), (1e-4, 1.0, 9.9, 1, True), (1e-4, 1.0, 10.1, 1, False),
@@ -236,6 +244,8 @@ def test_a_mistake_may_round_more_than_the_right_op() -> None:
         assert (left < 100) is granted
     within = compared("normed", right, (wrong * (1 + 1e-7)).double(), 1e-6)
     assert explanation_fit._explained_left(within, wrong, one) == pytest.approx(0.1, rel=1e-3)
+    more = compared("normed", right, (wrong * (1 + 1.5e-6)).double(), 1e-6)
+    assert explanation_fit._explained_left(more, wrong, one) < 1e-4
     lost = compared("normed", right, found * math.nan, 1e-6)
     assert math.isinf(explanation_fit._explained_left(lost, wrong, one))
     narrow = compared("normed", right, found.bfloat16(), 1e-6)
@@ -276,8 +286,23 @@ def test_sentences_with_the_same_tensor_are_one() -> None:
     for other, same in ((one * (1 + 1e-13), True), (one + 0.9e-12, True), (one + 1.2e-12, False), (one / 0, False),
                         (one[:1], False), (one + torch.tensor([1e-9, 0.0]), False)):  # fmt: skip
         assert explanation_fit._same(one, other) is same
+    assert not explanation_fit._same(one, torch.tensor([1.0, torch.inf], dtype=torch.float64))
+    many = torch.tensor([1e12], dtype=torch.float64)
+    assert explanation_fit._same(many + 1, many) and not explanation_fit._same(many + 1.1, many)
     infinite = one / 0
     assert explanation_fit._same(infinite, infinite.clone()) and not explanation_fit._same(infinite, -infinite)
     assert explanation_fit.best(compared("normed", drawn(2, 8), 2 * drawn(2, 8)),
                                 [Explanation("x", 2 * drawn(2, 8))]) == (
         "x", 1)  # fmt: skip
+
+
+def test_cells_that_the_mistake_leaves_are_no_part_of_it() -> None:
+    """The second of two cells is 0 with the mistake and without it. The best of several tensors fits as well."""
+    right = drawn(3, 2, 16)
+    right[..., 8:] = 0
+    for tries in (1.0, 2.0):
+        made = fit(compared("core", right, 2 * right), Explanation("is doubled", 2 * right, tries))
+        assert made is not None and (made.sentence, made.part) == ("is doubled", False)
+    some = torch.where(torch.arange(3).view(3, 1, 1) == 1, 2 * right, right)
+    made = fit(compared("core", right, some), Explanation("is doubled", 2 * right, 2.0))
+    assert made is not None and (made.sentence, made.part) == ("is doubled, in row 1", True)

@@ -173,7 +173,7 @@ def test_rows_depend_on_another_chain_of_tokens(component: str, gate: str, monke
     (("trunk", AFTER_LAYERS, "final"), "a", "", "`final`, row 3"),
     (("extend", STAGE_LEVEL, "embedding"), "a", "", "`embedding` of stage extend, row 3"),
 ])  # fmt: skip
-def test_a_source_is_told_as_far_as_it_differs(place: Any, whose: str, when: str, says: str) -> None:
+def test_a_source_has_names_where_it_differs(place: Any, whose: str, when: str, says: str) -> None:
     assert Source(Place(*place), whose, 3, when).told(NORMED, "a") == says
 
 
@@ -218,7 +218,7 @@ def test_places_without_a_layer_have_no_other_layers() -> None:
 
 
 def test_a_label_of_several_rows_is_that_of_the_likeliest() -> None:
-    """Of the place of the right row, then of this event, then of the same request, if that is one row alone."""
+    """The place of the right row decides, then this event, then the request, if one row alone remains."""
     late = " in the forward before"
     of = {name: Source(*given) for name, given in {
         "a0": (HIDDEN, "a", 0), "a1": (HIDDEN, "a", 1), "b0": (HIDDEN, "b", 0), "late": (HIDDEN, "a", 0, late),

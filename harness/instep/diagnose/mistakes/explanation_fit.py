@@ -68,7 +68,7 @@ def nearest(case: Compared, explanations: Iterable[Explanation]) -> list[Fit]:
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     if torch.equal(one, other):
         return True
-    finite = one.shape == other.shape and bool(one.isfinite().all() and other.isfinite().all())
+    finite = one.shape == other.shape and bool(other.isfinite().all())
     return finite and bool((one - other).abs().max() <= SAME * other.abs().max())
 
 
@@ -77,8 +77,7 @@ def agrees(case: Compared, with_one: Explanation | None = None) -> bool:
     if with_one is None:
         return _left(case, case.right) <= 1
     wrong = _double(with_one.wrong)
-    finite = wrong.shape == case.found.shape and bool(wrong.isfinite().all())
-    return finite and _explained_left(case, wrong, with_one) <= 1
+    return wrong.shape == case.found.shape and _explained_left(case, wrong, with_one) <= 1
 
 
 def fit(case: Compared, one: Explanation, tried: float = 1.0) -> Fit | None:
@@ -215,7 +214,7 @@ def where(component: str, taken: torch.Tensor, matters: torch.Tensor) -> str:
         if not name or torch.equal(mine, all_):
             continue
         numbers = mine.nonzero().flatten().tolist()
-        tiled = name == "column" and taken.shape[last] > 1 and component not in ("conv", "keys", "values")
+        tiled = name == "column" and component not in ("conv", "keys", "values")
         said.append(_tiles(numbers) if tiled else listed(name, numbers))
     return "".join(f", in {one}" for one in said)
 
