@@ -14,6 +14,7 @@ import torch
 from instep.checks import known_wrong_states
 from instep.checks.error_measurement import Spot, granted_error, measured, not_finite
 from instep.checks.known_wrong_states import Looked, look
+from instep.checks.one_sided_errors import Samples
 from instep.checks.wrong_state_inputs import Wrong
 from instep.finding_problem import NamedMistake
 from instep.tier_allowances import DITHERED, MORE_DRAWS, SCALE_FLOOR
@@ -300,3 +301,183 @@ def test_rare_states_name_an_error_that_the_bank_does_not(monkeypatch: pytest.Mo
                 if part > 0.5
             ]
             assert blocks and found.worst == pytest.approx(1 / share)
+
+
+def test_a_scene_has_the_tokens_that_its_state_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key for two heads. A committed tree has the tokens of its path. An accepted step before is pending."""
+    monkeypatch.setattr(known_wrong_states, "handed_over", lambda base, previous: [("handed", lambda: base + 1)])
+    monkeypatch.setattr(known_wrong_states, "branches", lambda folding, nodes: ("branches of", nodes))
+
+    def tokens(seed: int, count: int) -> Any:
+        rows = {
+            "k": drawn(seed, count, 2, K),
+            "v": drawn(seed + 1, count, 4, V),
+            "log_decay": drawn(seed + 2, count, 4),
+            "beta": drawn(seed + 3, count, 4),
+            "update": drawn(seed + 4, count, 4, V),
+        }
+        return SimpleNamespace(of=rows.__getitem__, rows=rows, recalls="recalls", skip="skip", folded=lambda: (
+            rows["k"], rows["v"], rows["log_decay"], rows["beta"]))  # fmt: skip
+
+    mine, before = tokens(70, 5), tokens(80, 3)
+    for kind, prefix, parents, nodes, verb in (
+        ("verify", "", None, (0, 1), "accepted"),
+        ("commit", "", (-1, 0, 0, 1, 1), (0, 2), "accepted"),
+        ("decode", "", None, (), "given"),
+        ("verify", "", (-1, 0, 0, 1, 1), (0, 2), "accepted"),
+        ("commit", "p", None, (0, 1), "tracked"),
+    ):
+        for previous in (None, "accepted", "given", "lost"):
+            step = (
+                None
+                if previous is None
+                else SimpleNamespace(
+                    base="base before",
+                    tokens=None if previous == "lost" else before,
+                    verb=previous,
+                    recent=("recent",),
+                    last=None,
+                )
+            )
+            folding = SimpleNamespace(
+                others=[("o", "other")],
+                previous=step,
+                parents=parents,
+                tokens=mine,
+                base=drawn(90, 4, K, V),
+                count=2,
+                safe="safe",
+            )
+            piece: Any = SimpleNamespace(folding=folding, layer=1, request="a", prefix=prefix, later_windows="later",
+                                         span=SimpleNamespace(kind=kind, nodes=nodes))  # fmt: skip
+            of = known_wrong_states.scene_of(piece, [piece])
+            tree = kind == "commit" and parents is not None
+            path = [*nodes] if tree else [0, 1, 2, 3, 4]
+            for found, name in ((of.v, "v"), (of.log_decay, "log_decay"), (of.beta, "beta")):
+                assert torch.equal(found, mine.rows[name][path])
+            assert torch.equal(of.k, mine.rows["k"][path][:, [0, 0, 1, 1]])
+            assert (of.count, of.verb, of.shared, of.safe, of.recalls, of.skip) == (
+                2,
+                verb,
+                2,
+                "safe",
+                "recalls",
+                "skip",
+            )
+            assert (of.others, of.theirs, of.their_decays, of.later) == ([("o", "other")], [], [], "later")
+            assert of.branches == (("branches of", nodes) if tree else ())
+            assert of.recent == (() if step is None else ("recent",)) and of.previous == (step and "base before")
+            assert [(known, torch.equal(state, of.base + 1)) for known, state in of.handed] == [("handed", True)] * (
+                step is not None
+            )
+            assert (of.older is None) is (of.pending is None) is (previous != "accepted")
+            if of.pending is not None and of.older is not None:
+                for one, other in zip(
+                    (*of.pending, of.older),
+                    (
+                        before.rows["k"][:, [0, 0, 1, 1]],
+                        before.rows["log_decay"],
+                        before.rows["update"],
+                        before.rows["update"],
+                    ),
+                    strict=True,
+                ):
+                    assert torch.equal(one, other)
+
+
+# -- errors to one side ------------------------------------------------------------------------------------
+
+
+def signed(e: Sequence[float], o: Sequence[float]) -> tuple[float, float]:
+    """The error along the truth in units of the truth, and whether the truth has a size."""
+    square = dot(o, o)
+    return (dot(e, o) / square, 1.0) if square > SCALE_FLOOR**2 else (0.0, 0.0)
+
+
+def samples_of(x: Tensor, o: Tensor, skip: int) -> list[list[tuple[float, float]]]:
+    """A and D of each row [heads, channels]: of itself, each of several heads, each channel after `skip`."""
+    found = []
+    for e, row in zip(x - o, o, strict=True):
+        groups = [signed(e.flatten().tolist(), row.flatten().tolist())]
+        groups += [signed(*(one[head].tolist() for one in (e, row))) for head in range(len(row)) if len(row) > 1]
+        size = math.sqrt(dot(*[row.flatten().tolist()] * 2) / row.numel()) or 1.0
+        for channel in range(skip, row.shape[1]):
+            off, due = e[:, channel].tolist(), row[:, channel].tolist()
+            groups.append((sum(math.copysign(1, d) * one for one, d in zip(off, due, strict=True) if d) / size,
+                           sum(map(abs, due)) / size))  # fmt: skip
+        found.append(groups)
+    return found
+
+
+def limits(rows: Sequence[Sequence[tuple[float, float]]], b: float, t: float) -> tuple[list[float], list[float]]:
+    mean, limit = list[float](), list[float]()
+    for group in zip(*rows, strict=True):
+        a, d = (sum(part) for part in zip(*group, strict=True))
+        side = (a > 0) - (a < 0)
+        ends = [beta + t * math.sqrt(sum((side * one - beta * size) ** 2 for one, size in group)) / d
+                for beta in (-b, b)] if d else [math.inf]  # fmt: skip
+        mean.append(a / d if d else 0.0)
+        limit.append(max(ends))
+    return mean, limit
+
+
+@pytest.mark.parametrize(("component", "shape", "rotated", "skip"), [
+    ("hidden", (1, 5), 2, 0), ("q", (3, 4), 2, 0), ("query", (3, 4), 3, 3), ("key", (1, 4), 1, 1)])  # fmt: skip
+def test_mean_errors_of_rows(component: str, shape: tuple[int, int], rotated: int, skip: int) -> None:
+    """Rows wait until there are 32. A row with the bits of an earlier one and one that is not finite do not count."""
+    o = drawn(50, 40, *shape)
+    o[3], o[5] = o[2], 0.0
+    o[:, 0, 0] *= (torch.arange(40) != 7) & (torch.arange(40) != 8)
+    x = o + 1e-3 * drawn(51, 40, *shape) + 5e-4 * o
+    x[9, 0, 1], o[:, :, -1] = torch.nan, 0.0
+    samples, flat = Samples(component, rotated, 6), shape if shape[0] > 1 else shape[1:]
+    rows = [one.reshape(-1, *flat) for one in (x, o)]
+    assert [samples.add(rows[0][at : at + 8], rows[1][at : at + 8]) for at in range(0, 40, 8)] == [
+        *[False] * 3,
+        True,
+        False,
+    ]
+    assert (samples.count, samples.first) == (30, 6)
+    kept = [at for at in range(32) if at not in (3, 9)]
+    due = samples_of(x[kept], o[kept], skip)
+    for b, t in ((1e-4, 2.0), (1e-3, 0.5), (0.0, 1.0)):
+        mean, limit = samples.judged(b, t)
+        right = limits(due, b, t)
+        assert mean.tolist() == pytest.approx(right[0], abs=1e-12) and limit.tolist() == pytest.approx(
+            right[1], rel=1e-9
+        )
+    heads = [head for head in range(shape[0]) if shape[0] > 1]
+    names = [("", None), *(("", head) for head in heads),
+             *((f" in channel {channel}", None) for channel in range(skip, shape[1]))]  # fmt: skip
+    assert [samples.group(number) for number in range(len(mean))] == names
+    for count, looked, ready in (
+        (63, 0, False),
+        (64, 0, True),
+        (64, 52, False),
+        (65, 52, True),
+        (125, 100, True),
+        (124, 100, False),
+    ):
+        samples.count, samples.looked = count, looked
+        assert samples.due() is ready
+
+
+def test_mean_errors_of_events_and_numbers_per_head() -> None:
+    """An event is one sample of a state, divided by its tokens. A channel of gates is a head."""
+    o, x = drawn(52, 32, 2, 3, 4), list[list[tuple[float, float]]]()
+    samples = Samples("core", 0, 0)
+    for at, truth in enumerate(o):
+        found, tokens = truth + 1e-3 * drawn(60 + at, 2, 3, 4), at % 3
+        assert samples.add(found, truth, tokens) is (at == 31)
+        parts = [(found - truth, truth), *((found[:, head] - truth[:, head], truth[:, head]) for head in range(3))]
+        pairs = [signed(*(one.flatten().tolist() for one in part)) for part in parts]
+        x.append([(a / max(tokens, 1), d) for a, d in pairs])
+    for one, other in zip(samples.judged(1e-4, 2.0), limits(x, 1e-4, 2.0), strict=True):
+        assert one.tolist() == pytest.approx(other, rel=1e-9)
+    assert [samples.group(number) for number in range(4)] == [("", None), ("", 0), ("", 1), ("", 2)]
+    gates = Samples("beta", 0, 0)
+    assert gates.add(drawn(53, 32, 3), drawn(53, 32, 3))
+    assert [gates.group(number) for number in range(4)] == [("", None), ("", 0), ("", 1), ("", 2)]
+    large = Samples("hidden", 0, 0)
+    wide = torch.ones(2, (1 << 16) - 1)
+    assert not large.add(wide, wide) and large.add(wide[:1], wide[:1])

@@ -224,14 +224,15 @@ def scene_of(piece: Recomputation, pieces: Sequence[Recomputation]) -> Scene:
     committed = piece.span.kind == "commit" and folding.parents is not None
     path = list(piece.span.nodes) if committed else slice(None)
     k, v, log_decay, beta = (x[path] for x in folding.tokens.folded())
+    shared = v.shape[1] // k.shape[1]
     verb = "tracked" if piece.prefix else "accepted" if piece.span.kind in WINDOWS else "given"
     return Scene(
-        folding.base, k.repeat_interleave(v.shape[1] // k.shape[1], dim=1), v, log_decay, beta, folding.count,
+        folding.base, k.repeat_interleave(shared, dim=1), v, log_decay, beta, folding.count,
         verb, None if previous is None else previous.base, others, handed, theirs, older, pending,
         branches(folding, piece.span.nodes) if committed else (), () if previous is None else previous.recent,
         piece.later_windows,
         tuple if previous is None or previous.last is None else partial(stale, folding.base, previous.last),
-        folding.tokens.recalls, v.shape[1] // k.shape[1], folding.safe, their_decays, folding.tokens.skip,
+        folding.tokens.recalls, shared, folding.safe, their_decays, folding.tokens.skip,
     )  # fmt: skip
 
 
