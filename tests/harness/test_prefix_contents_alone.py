@@ -164,11 +164,11 @@ Whole = Callable[[float], float]
 
 def scales_of(x: torch.Tensor, of: Callable[[int, int, int], Hashable]) -> dict[Index, float]:
     """A scale for each element: the largest number of its tile over 127, rounded up to 17 bits."""
-    where = [*product(*map(range, x.shape))]
-    scales = {}
+    where, largest, scales = [*product(*map(range, x.shape))], dict[Hashable, float](), dict[Index, float]()
     for at in where:
-        largest = max(abs(float(x[other])) for other in where if of(*other) == of(*at))
-        mantissa, exponent = math.frexp(float(torch.tensor(largest, dtype=torch.float32) / 127))
+        largest[of(*at)] = max(largest.get(of(*at), 0.0), abs(float(x[at])))
+    for at in where:
+        mantissa, exponent = math.frexp(float(torch.tensor(largest[of(*at)], dtype=torch.float32) / 127))
         scales[at] = math.ldexp(math.ceil(mantissa * 2**INTEGER_SCALE_BITS), exponent - INTEGER_SCALE_BITS)
     return scales
 
