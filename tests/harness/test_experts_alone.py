@@ -1,17 +1,18 @@
 """All explanations of mixtures of experts, each summed again row by row and expert by expert.
 
-Leaves out: routing by sigmoid and groups (`test_mistakes.py`), choices of experts (`test_wrong_layers_alone.py`).
+Leaves out: whole runs (`test_mistakes.py`).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from instep.diagnose.mistakes import experts
+from instep.diagnose.mistakes import experts, formula_slips
 from instep_reference.weights import LayerWeights, MlpWeights, MoeWeights
 from support.inputs.small_cases import SmallCase, drawn, sigmoid, silu, yields
 
@@ -58,7 +59,7 @@ class Layer:
     def opened(self) -> torch.Tensor:
         """[T]"""
         gate = self.mlp.shared_gate
-        return torch.ones(T).double() if gate is None else sigmoid(self.x @ gate[0])
+        return torch.ones(len(self.x)).double() if gate is None else sigmoid(self.x @ gate[0])
 
     def scores(self, x: torch.Tensor | None = None) -> torch.Tensor:
         return (self.x if x is None else x) @ self.mlp.router.T
@@ -82,7 +83,7 @@ class Layer:
 
     def weights(self, shares: Sequence[Sequence[float]], ranks: Sequence[Sequence[int]] | None = None) -> torch.Tensor:
         """[T, E]"""
-        found = torch.zeros(T, E).double()
+        found = torch.zeros(len(self.x), E).double()
         for row, (its, chosen) in enumerate(zip(shares, ranks or self.ranked(), strict=True)):
             for share, number in zip(its, chosen, strict=False):
                 found[row, number] = share
@@ -90,13 +91,13 @@ class Layer:
 
     def routed(self, weights: torch.Tensor, several: Any = None, read: Any = None, act: Act = plain) -> torch.Tensor:
         read, several = self.read() if read is None else read, several or self.mlp.experts
-        sums = [sum(weights[row, e] * act(one, read[row]) for e, one in enumerate(several)) for row in range(T)]
-        rows = torch.stack(sums)  # type: ignore[arg-type]
+        rows = torch.stack([sum(weights[row, e] * act(one, x) for e, one in enumerate(several))
+                            for row, x in enumerate(read)])  # type: ignore[arg-type]  # fmt: skip
         return rows if self.mlp.from_latent is None else rows @ self.mlp.from_latent.T
 
     def shared(self, opened: Any = None, one: Any = None, act: Act = plain, x: Any = None) -> torch.Tensor:
         opened, x = self.opened() if opened is None else opened, self.x if x is None else x
-        return torch.stack([opened[row] * act(one or self.mlp.shared, x[row]) for row in range(T)])
+        return torch.stack([opened[row] * act(one or self.mlp.shared, x[row]) for row in range(len(self.x))])
 
 
 def layer_of(
@@ -320,3 +321,169 @@ def test_parts_of_a_mixture_are_those_of_another_layer(name: str, monkeypatch: p
     case.draft = None
     monkeypatch.setattr(experts, "ROOM", T * D * E * 3)
     assert yields(experts._of_other_layers(case, mix), due[: len(due) // 2])  # type: ignore[arg-type]
+
+
+def pairs_of(layer: Layer) -> tuple[Any, Any, Any]:
+    """Results of each expert and of the shared one, number 4, and the weights and numbers of those of each row."""
+    made = [torch.stack([plain(one, row) for row in layer.x]) for one in (*layer.mlp.experts, layer.mlp.shared)]
+    shares = [[*its, float(opened)] for its, opened in zip(layer.shares(2), layer.opened(), strict=True)]
+    return made, shares, [[*ranks[:2], E] for ranks in layer.ranked()]
+
+
+def summed(made: Any, shares: Any, chosen: Any) -> torch.Tensor:
+    return torch.stack([sum(share * made[number][row] for share, number in zip(shares[row], chosen[row], strict=True))
+                        for row in range(len(chosen))])  # fmt: skip
+
+
+def test_rows_go_to_other_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 1 goes to another second expert; row 2 has its first expert and the shared one exchanged for others."""
+    layer = LAYERS["gated"]
+    made, shares, chosen = pairs_of(layer)
+    right, case = summed(made, shares, chosen), case_of(layer)
+    other = [list(one) for one in chosen]
+    new = next(number for number in range(E) if number not in chosen[1])
+    other[1][1], other[2][0], other[2][2] = new, E, 0
+    first = f"row 1 goes to expert {new} instead of expert {chosen[1][1]}"
+    lost, shared = chosen[2][0], "and the shared expert"
+    both = f"{first}, row 2 goes to expert 0 {shared} instead of expert {lost} {shared}"
+    case.found = wrong = summed(made, shares, other)
+    assert yields(experts.other_experts(case), [(both, wrong, 125.0**2)])  # type: ignore[arg-type]
+    alone = torch.cat((wrong[:2], right[2:]))
+    for most, tries in ((125, 125.0), (124, 15.0)):
+        monkeypatch.setattr(experts, "ANY", most)
+        for near, found in ((0.79, False), (0.81, True)):
+            case.found = right + near * (alone - right)
+            assert yields(experts.other_experts(case), [(first, alone, tries)] if found else [])  # type: ignore[arg-type]
+    case.found, two = wrong, f"{first}, and 1 more go elsewhere"
+    monkeypatch.setattr(experts, "ANY", 125)
+    monkeypatch.setattr(experts, "SHOWN", 2)
+    assert yields(experts.other_experts(case), [(both, wrong, 125.0**2)])  # type: ignore[arg-type]
+    monkeypatch.setattr(experts, "SHOWN", 1)
+    assert yields(experts.other_experts(case), [(two, wrong, 125.0**2)])  # type: ignore[arg-type]
+    monkeypatch.setattr(experts, "ROOM", 125 * T * 3 * D)
+    assert yields(experts.other_experts(case), [(two, wrong, 125.0**2)])  # type: ignore[arg-type]
+    monkeypatch.setattr(experts, "ROOM", 125 * T * 3 * D - 1)
+    assert yields(experts.other_experts(case), ())  # type: ignore[arg-type]
+    assert experts._named([1, 2, 4], 5) == "experts 1, 2 and the shared expert"
+    assert experts._named([4], 5) == "the shared expert" and experts._named([3], 5) == "expert 3"
+
+
+def test_rows_lack_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 0 lacks both of its experts, and row 1 its second one; or all rows lack the one that they have in common."""
+    layer = LAYERS["gated"]
+    made, shares, chosen = pairs_of(layer)
+    right, case = summed(made, shares, chosen), case_of(layer)
+    mix = experts.mixture(case)  # type: ignore[arg-type]
+    assert mix is not None
+
+    def found() -> Any:
+        return experts._left_out(case, mix, mix.weighed(mix.shares(2, True)), mix.made(layer.mlp.experts),
+                                 mix.shared())  # type: ignore[arg-type]  # fmt: skip
+
+    def without(*gone: tuple[int, int]) -> torch.Tensor:
+        """gone: row, rank"""
+        less = [[0.0 if (row, rank) in gone else share for rank, share in enumerate(its)]
+                for row, its in enumerate(shares)]  # fmt: skip
+        return summed(made, less, chosen)
+
+    a, b = sorted(chosen[0][:2])
+    case.found = wrong = without((0, 0), (0, 1), (1, 1))
+    row_0, row_1 = f"experts {a}, {b} in row 0", f"expert {chosen[1][1]} in row 1"
+    assert yields(found(), [(f"lacks {row_0}, {row_1}", wrong, 16.0)])
+    monkeypatch.setattr(experts, "SHOWN", 1)
+    assert yields(found(), [(f"lacks {row_0}, and in 1 more", wrong, 16.0)])
+    alone = without((1, 1))
+    for near, lacks in ((0.79, False), (0.81, True)):
+        case.found = right + near * (alone - right)
+        says = f"lacks {row_1}" if sum(chosen[1][1] in one for one in chosen) > 1 else (
+            f"lacks expert {chosen[1][1]} wherever it was chosen")  # fmt: skip
+        assert yields(found(), [(says, alone, 4.0)] if lacks else [])
+    for number in range(E):
+        gone = [(row, rank) for row in range(T) for rank in range(2) if chosen[row][rank] == number]
+        case.found = without(*gone)
+        expected = [(f"lacks expert {number} wherever it was chosen", case.found, 4.0 ** len(gone))] if gone else []
+        assert yields(found(), expected)
+        if len(gone) > 1:
+            case.found = without(gone[0])
+            assert yields(found(), [(f"lacks expert {number} in row {gone[0][0]}", case.found, 4.0)])
+    monkeypatch.setattr(experts, "MOST", 2)
+    assert [*found()]
+    monkeypatch.setattr(experts, "MOST", 1)
+    assert not [*found()]
+
+
+def test_rows_of_all_requests_are_grouped_by_expert() -> None:
+    """The launch has 3 rows of one request, and then 2 of another one; their numbers in it begin at 5."""
+    layer = LAYERS["gated"]
+    other = replace(layer, x=drawn(2, D) + 1)
+    whole = replace(layer, x=torch.cat((layer.x, other.x)))
+    made, shares, chosen = pairs_of(whole)
+    flat = [(number, at) for at, number in enumerate(number for one in chosen for number in one)]
+    order = [at for _, at in sorted(flat)]
+    all_shares = [share for one in shares for share in one]
+    mixed = [[all_shares[order[3 * row + slot]] for slot in range(3)] for row in range(5)]
+    late = [list(one) for one in chosen]
+    for before, at in pairwise(order):
+        late[at // 3][at % 3] = chosen[before // 3][before % 3]
+    due = [("has routing weights in the order of experts, not of rows", summed(made, mixed, chosen)),
+           ("the first row of every expert goes to the expert before it", summed(made, shares, late))]  # fmt: skip
+    cases = [case_of(layer), case_of(other)]
+    for case, begin in zip(cases, (5, 8), strict=True):
+        case.piece.span.begin, case.piece.rows = begin, case.rows
+    for case, rows in zip(cases, (slice(0, 3), slice(3, 5)), strict=True):
+        elsewhere = SimpleNamespace(truth=SimpleNamespace(places={}))
+        case.pieces = [cases[1].piece, elsewhere, cases[0].piece]
+        assert yields(experts._grouped(case), [(says, wrong[rows]) for says, wrong in due])  # type: ignore[arg-type]
+        case.pieces = [*case.pieces, SimpleNamespace(**vars(cases[0].piece) | {"rows": {}})]
+        assert yields(experts._grouped(case), ()), "the rows of a request are not known"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("count", "tried"), [(64, True), (65, False)])
+def test_slips_are_tried_for_at_most_64_rows(count: int, tried: bool) -> None:
+    case = SmallCase("value", right=torch.zeros(1), again=lambda: torch.zeros(1))
+    case.piece = SimpleNamespace(span=SimpleNamespace(count=count))
+    assert bool([*formula_slips.slips(case)]) is tried  # type: ignore[arg-type]
+
+
+def test_experts_are_ranked_in_groups_by_their_scores_and_biases() -> None:
+    """Two groups of three experts, of which a row takes two of one group; all biases are far below zero."""
+    router, x = (torch.randn(n, 2, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (6, 3))
+    bias = torch.tensor([-3.0, -9, -4, -3.2, -3.4, -8], dtype=torch.float64)
+    fields = {"expert_groups": 2, "groups_per_token": 1, "experts": 6, "norm_topk": True, "routed_scale": 2.0}
+    config: Any = make_dataclass("Config", fields)(**fields)
+    scores = x @ router.T
+    of: Any = SimpleNamespace(config=config, top=2, x=x, scores=scores, mlp=SimpleNamespace(router=router))
+    of.weighed = lambda share, ranking: torch.zeros_like(scores).scatter(-1, ranking[:, :2], share)
+    found, opened = dict(experts._by_sigmoid(of, bias)), 1 / (1 + (-scores).exp())
+
+    def weights(chances: torch.Tensor, ranks: Any, pick: Any, scale: float = 2.0) -> torch.Tensor:
+        """pick: the ranks of a group's experts -> the rank of the group"""
+        out = torch.zeros_like(scores)
+        for row in range(3):
+            groups = [[n for n in range(6) if n // 3 == group] for group in range(2)] if pick else [[*range(6)]]
+            best = max(groups, key=lambda group: pick([*map(float, ranks[row, group])], group, row) if pick else 0)
+            two = sorted(best, key=lambda n: -float(ranks[row, n]))[:2]
+            out[row, two] = scale * chances[row, two] / chances[row, two].sum()
+        return out
+
+    def usual(ranks: list[float], *more: Any) -> float:
+        return sum(sorted(ranks)[-2:])
+
+    both, soft = opened + bias, scores.softmax(-1)
+    due = {
+        "experts are chosen without the router's bias": weights(opened, opened, usual),
+        "the routing weights contain the router's bias": weights(both, both, usual),
+        "the router uses a softmax, not a sigmoid": weights(soft, soft + bias, usual),
+        "the routing weights lack the scale of the configuration": weights(opened, both, usual, 1.0),
+        "the routing weights have the scale of the configuration twice": weights(opened, both, usual, 4.0),
+        "a group is ranked by its best expert alone": weights(opened, both, lambda ranks, *_: max(ranks)),
+        "a group is ranked by all of its experts": weights(opened, both, lambda ranks, *_: sum(ranks)),
+        "a group is ranked without the router's bias": weights(
+            opened, both, lambda ranks, group, row: usual([*map(float, opened[row, group])])
+        ),
+        "experts of all groups are chosen": weights(opened, both, None),
+    }
+    last = found.pop("experts of other groups rank as 0")  # above all others, as their ranks are below zero
+    assert found.keys() == due.keys() and all(torch.allclose(found[says], due[says]) for says in due)
+    outside = (weights(opened, both, usual) == 0).view(3, 2, 3).all(-1, keepdim=True).expand(3, 2, 3).reshape(3, 6)
+    assert torch.equal((last > 0).any(-1), torch.ones(3, dtype=torch.bool)) and not last[~outside].any()

@@ -126,33 +126,33 @@ def test_a_conv_lacks_its_bias_or_has_a_moved_one(monkeypatch: pytest.MonkeyPatc
 
 
 def test_read_outs_get_other_parts_of_values_and_other_gates() -> None:
-    """Four heads with three channels, in two groups."""
-    x, z, norm, eps = drawn(T, 4, 3), drawn(T, 4, 3) + 1, drawn(12), 0.1
+    """Two rows of four heads with three channels, in two groups."""
+    x, z, norm, eps = drawn(2, 4, 3), drawn(2, 4, 3) + 1, drawn(12), 0.1
     opened = x * silu(z)
 
     def normed(rows: torch.Tensor, groups: int, eps: float = eps) -> torch.Tensor:
-        each = rows.reshape(T, groups, 12 // groups)
-        return (each / (each.pow(2).sum(2, keepdim=True) * groups / 12 + eps).sqrt()).reshape(T, 12) * norm
+        each = rows.reshape(2, groups, 12 // groups)
+        return (each / (each.pow(2).sum(2, keepdim=True) * groups / 12 + eps).sqrt()).reshape(2, 12) * norm
 
-    each = opened.reshape(T, 2, 6)
-    due = [("is normed before its gate, not after it", normed(x, 2) * silu(z).reshape(T, 12)),
+    each = opened.reshape(2, 2, 6)
+    due = [("is normed before its gate, not after it", normed(x, 2) * silu(z).reshape(2, 12)),
            ("is normed over all groups together", normed(opened, 1)),
            ("is normed head by head, not group by group", normed(opened, 4)),
            ("is normed by the sum of a group's squares over the channels of one head, not over those of the group",
-            (each / (each.pow(2).sum(2, keepdim=True) / 3 + eps).sqrt()).reshape(T, 12) * norm),
+            (each / (each.pow(2).sum(2, keepdim=True) / 3 + eps).sqrt()).reshape(2, 12) * norm),
            ("is gated by a sigmoid of z, not by silu", normed(x * sigmoid(z), 2)), ("is not gated by z", normed(x, 2)),
            ("is normed without eps", normed(opened, 2, 0)),
-           ("is gated, and not normed", opened.reshape(T, 12) * norm)]  # fmt: skip
+           ("is gated, and not normed", opened.reshape(2, 12) * norm)]  # fmt: skip
     case = mamba2("gated", None, {"skip": x, "z": z}, gdn(norm=norm), core_eps=eps, key_heads=2, value_heads=4)
-    assert yields(selective_states.selective(case), [(says, wrong.reshape(T, 4, 3)) for says, wrong in due])
+    assert yields(selective_states.selective(case), [(says, wrong.reshape(2, 4, 3)) for says, wrong in due])
     for name in ("skip", "z"):
         case.rows = {name: x}
         assert yields(selective_states.selective(case), ())
-    core, v, gate, skip = drawn(T, 4, 3), drawn(T, 4, 3) + 1, drawn(T, 4), drawn(4) + 1
+    core, v, gate, skip = drawn(2, 4, 3), drawn(2, 4, 3) + 1, drawn(2, 4), drawn(4) + 1
     rows, by = {"core": core, "v": v, "write": gate}, skip[None, :, None]
     due = [("lacks D v", core), ("adds v, not D v", core + v), ("has D v of the opposite sign", core - by * v),
            *((f"has the D of the head {word}", core + other[None, :, None] * v) for word, other in near(skip, 0)),
-           ("adds D dt v, not D v", core + by * gate.reshape(T, 4, 1) * v)]  # fmt: skip
+           ("adds D dt v, not D v", core + by * gate.reshape(2, 4, 1) * v)]  # fmt: skip
     case = mamba2("skip", None, rows, gdn(skip=skip))
     assert yields(selective_states.selective(case), due)
     case.rows = {"core": core, "v": v}

@@ -5,7 +5,7 @@ Also formulas of explanations that need no run. Leaves out: explanations of othe
 
 import re
 from collections.abc import Iterable
-from dataclasses import make_dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,6 @@ from instep.checks.grown_trees import MISTAKES as TREES
 from instep.checks.wrong_state_bank import BANK
 from instep.diagnose.mistakes import CATALOGUE as EVERY
 from instep.diagnose.mistakes import (
-    experts,
     explanation_fit,
     wrong_rows,
 )
@@ -210,50 +209,6 @@ def test_labels_that_several_ranks_add_are_multiples() -> None:
         "is 3 times the right value, as if 3 ranks had added theirs"]
     case.found, case.right = torch.tensor([0.0, -0.0]), torch.tensor([1.0, 2.0])
     assert [one.sentence for one in appearance(case) if explanation_fit.fit(case, one)] == ["is all zero"]
-
-
-def test_experts_are_ranked_in_groups_by_their_scores_and_biases() -> None:
-    """Two groups of three experts, of which a row takes two of one group; all biases are far below zero."""
-    router, x = (torch.randn(n, 2, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (6, 3))
-    bias = torch.tensor([-3.0, -9, -4, -3.2, -3.4, -8], dtype=torch.float64)
-    fields = {"expert_groups": 2, "groups_per_token": 1, "experts": 6, "norm_topk": True, "routed_scale": 2.0}
-    config: Any = make_dataclass("Config", fields)(**fields)
-    scores = x @ router.T
-    of: Any = SimpleNamespace(config=config, top=2, x=x, scores=scores, mlp=SimpleNamespace(router=router))
-    of.weighed = lambda share, ranking: torch.zeros_like(scores).scatter(-1, ranking[:, :2], share)
-    found, opened = dict(experts._by_sigmoid(of, bias)), 1 / (1 + (-scores).exp())
-
-    def weights(chances: torch.Tensor, ranks: Any, pick: Any, scale: float = 2.0) -> torch.Tensor:
-        """pick: the ranks of a group's experts -> the rank of the group"""
-        out = torch.zeros_like(scores)
-        for row in range(3):
-            groups = [[n for n in range(6) if n // 3 == group] for group in range(2)] if pick else [[*range(6)]]
-            best = max(groups, key=lambda group: pick([*map(float, ranks[row, group])], group, row) if pick else 0)
-            two = sorted(best, key=lambda n: -float(ranks[row, n]))[:2]
-            out[row, two] = scale * chances[row, two] / chances[row, two].sum()
-        return out
-
-    def usual(ranks: list[float], *more: Any) -> float:
-        return sum(sorted(ranks)[-2:])
-
-    both, soft = opened + bias, scores.softmax(-1)
-    due = {
-        "experts are chosen without the router's bias": weights(opened, opened, usual),
-        "the routing weights contain the router's bias": weights(both, both, usual),
-        "the router uses a softmax, not a sigmoid": weights(soft, soft + bias, usual),
-        "the routing weights lack the scale of the configuration": weights(opened, both, usual, 1.0),
-        "the routing weights have the scale of the configuration twice": weights(opened, both, usual, 4.0),
-        "a group is ranked by its best expert alone": weights(opened, both, lambda ranks, *_: max(ranks)),
-        "a group is ranked by all of its experts": weights(opened, both, lambda ranks, *_: sum(ranks)),
-        "a group is ranked without the router's bias": weights(
-            opened, both, lambda ranks, group, row: usual([*map(float, opened[row, group])])
-        ),
-        "experts of all groups are chosen": weights(opened, both, None),
-    }
-    last = found.pop("experts of other groups rank as 0")  # above all others, as their ranks are below zero
-    assert found.keys() == due.keys() and all(torch.allclose(found[says], due[says]) for says in due)
-    outside = (weights(opened, both, usual) == 0).view(3, 2, 3).all(-1, keepdim=True).expand(3, 2, 3).reshape(3, 6)
-    assert torch.equal((last > 0).any(-1), torch.ones(3, dtype=torch.bool)) and not last[~outside].any()
 
 
 def test_a_slip_of_one_channel_in_bf16_is_no_other_column() -> None:

@@ -394,3 +394,18 @@ def test_a_weight_takes_the_place_of_one_that_the_op_reads(reads_wide: bool, mon
                 due.append((f"is made with `{other}` in the place of `{name}`", result(*parts)))
     due.append(("is made with `mixer.one` and `mixer.two` exchanged", result(mixer.two, mixer.one, mixer.wide)))
     assert agree(wrong_weights._of_the_layer(case, layer), due)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Weights of a test."""
+
+    one: Any = None
+    other: Any = None
+    last_norm: Any = None
+
+
+def test_blocks_of_weights_are_norms_or_inside_other_blocks() -> None:
+    layer = Part(torch.ones(2), Part(torch.ones(1), Part(torch.ones(3))), Part(torch.zeros(0), torch.ones(2)))
+    names = [name for name, _ in wrong_weights._parts(layer)]
+    assert names == ["one", "other.one", "other.other", "other.other.one", "last_norm", "last_norm.other"]

@@ -64,7 +64,7 @@ class SmallCase:
         return SimpleNamespace(place=Place(self.stage, self.layer, self.component), request="a")
 
     def own(self, component: str) -> torch.Tensor | None:
-        return self.rows.get(component)
+        return getattr(self.piece, "rows", self.rows).get(component)
 
     def made(self, says: str, changes: Any = None, weights: Any = None, **work: Any) -> Iterator[Explanation]:
         """The changes in the place of what an op makes of them."""

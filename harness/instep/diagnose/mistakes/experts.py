@@ -255,10 +255,11 @@ def _clamped(
     yield from with_limits("the shared expert has the limit of the routed ones", *(limits[0], limits[0]))
     yield from with_limits("the routed experts have the limit of the shared one", *(limits[1], limits[1]))
     for says, clamp in CLAMPS:
-        routed, alone = (torch.stack([_with(clamp, one, mix.x) for one in some]) for some in (experts, [own]))
-        yield Explanation(says, _sum(right, routed) + mix.opened * alone[0])
-        yield Explanation(f"{says}, in routed experts alone", _sum(right, routed) + shared)
-        yield Explanation(f"of the shared expert, {says}", _sum(right, made) + mix.opened * alone[0])
+        routed = _sum(right, torch.stack([_with(clamp, one, mix.x) for one in experts]))
+        alone = mix.opened * _with(clamp, own, mix.x)
+        yield Explanation(says, routed + alone)
+        yield Explanation(f"{says}, in routed experts alone", routed + shared)
+        yield Explanation(f"of the shared expert, {says}", _sum(right, made) + alone)
 
 
 NOT_SQUARED: tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...] = (
@@ -295,7 +296,7 @@ def _not_squared(
 ) -> Iterator[Explanation]:
     """Other functions in the place of the squared ReLU of experts without gates."""
     experts, own = mix.mlp.experts, mix.mlp.shared
-    for says, opened in NOT_SQUARED if own.gate is None and experts[0].gate is None else ():
+    for says, opened in NOT_SQUARED if own.gate is None else ():
         routed = mix.back(torch.stack([opened(mix.read @ one.up.T) @ one.down.T for one in experts]))
         alone = mix.opened * (opened(mix.x @ own.up.T) @ own.down.T)
         yield Explanation(says, _sum(right, routed) + alone)
