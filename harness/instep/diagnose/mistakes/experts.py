@@ -335,18 +335,17 @@ def _left_out(
         return
     keeps = torch.tensor([kept for kept in product((1.0, 0.0), repeat=mix.top)], dtype=right.dtype)  # [subsets, top]
     share = right.gather(-1, mix.ranking[:, : mix.top])
-    parts = made.gather(0, mix.ranking[:, : mix.top].T[..., None].expand(-1, -1, made.shape[-1]))  # [top, T, D]
+    parts = made[mix.ranking[:, : mix.top].T, torch.arange(len(share))]  # [top, T, D]
     tried = torch.einsum("sn,tn,ntd->std", keeps, share, parts) + shared
     off = (tried - case.found.to("cpu", torch.float64)).norm(dim=-1)  # [subsets, T]
-    best = off.argmin(0)
-    best = best.where(off.gather(0, best[None])[0] < off[0] / 4, 0)
+    best = off.argmin(0).where(off.amin(0) < off[0] / 4, 0)
     lost = {row: sorted(int(mix.ranking[row, n]) for n in range(mix.top) if not keeps[one, n])
             for row, one in enumerate(best.tolist()) if one}  # fmt: skip
     if not lost:
         return
-    wrong = tried.gather(0, best[None, :, None].expand(1, -1, tried.shape[-1]))[0]
+    wrong = tried[best, torch.arange(len(best))]
     gone = sorted({number for numbers in lost.values() for number in numbers})
-    everywhere = all((row in lost) == bool((right[row, gone] > 0).any()) for row in range(len(right)))
+    everywhere = right[:, gone].count_nonzero(1).tolist() == [row in lost for row in range(len(right))]
     if len(gone) == 1 and everywhere:
         says = f"lacks expert {gone[0]} wherever it was chosen"
     else:
@@ -367,14 +366,14 @@ def _grouped(case: Case) -> Iterator[Explanation]:
     if own is None or len(parts) < len(pieces):
         return
     x, scores, ranking = (torch.cat([getattr(one, name) for one in parts]) for name in ("x", "scores", "ranking"))
-    mix, begin = Mixture(parts[0].config, parts[0].mlp, x, scores, ranking), own.span.begin - pieces[0].span.begin
+    mix, begin = replace(parts.pop(), x=x, scores=scores, ranking=ranking), own.span.begin - pieces[0].span.begin
     mine, (made, share, chosen) = slice(begin, begin + len(case.found)), _pairs(mix)
     order = chosen.flatten().argsort(stable=True)
     yield Explanation("has routing weights in the order of experts, not of rows",
                       _mixed(made, share.flatten()[order].view_as(share), chosen)[mine])  # fmt: skip
     before = chosen.flatten()[order].roll(1)
     before[0] = before[1]
-    late = torch.empty_like(before).scatter(0, order, before).view_as(chosen)
+    late = before[order.argsort()].view_as(chosen)
     yield Explanation("the first row of every expert goes to the expert before it", _mixed(made, share, late)[mine])
 
 
