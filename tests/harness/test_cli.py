@@ -321,7 +321,7 @@ def test_a_harness_that_fails_never_ends_with_a_verdict(
 
 EVERY = {
     "calibrate": ("instep_proof.calibrate.calibrate", ()), "faults": ("instep_proof.faults.campaign.campaign", ()),
-    "fuzz": ("instep.campaign.fuzz.campaign.campaign", ()), "gate": ("instep_speed.gate.gate.gate", ("plain", "plain")),
+    "fuzz": ("instep.campaign.soak.soak.campaign", ()), "gate": ("instep_speed.gate.gate.gate", ("plain", "plain")),
     "generate": ("instep.generate.decode.decode", ("MODEL", "--prompt", "1 2")),
     "memory": ("instep.campaign.shapes.sized_like", ("qwen3.5-9b",)), "doctor": ("instep.cli.doctor.findings", ()),
     "record": ("instep.cli.record.make", ("--checkpoint", "MODEL", "--prompts", "P", "--policy", "O", "--out", "N")),

@@ -127,8 +127,9 @@ def test_ctrl_c_keeps_what_ran(instep: Runner, model: Path, tmp_path: Path, monk
 
     monkeypatch.setattr(fuzzing._Host, "begin", pressed_at_the_third)
     told, out = tmp_path / "told.json", tmp_path / "out"
-    ran = instep("fuzz", "--checkpoint", model, "--examples", 9, "--seed", SEED, "--json", told, "--out", out)
-    (one,) = json.loads(told.read_text())["campaigns"]
+    ran = instep("fuzz", "--checkpoint", model, "--examples", 3, "--seed", SEED, "--json", told, "--out", out)
+    stays, one = json.loads(told.read_text())["campaigns"]
+    assert stays["rounds"] == 15 and stays["elements"] > 0 and not stays["interrupted"]
     assert begun == ["ledger"] * 3, "no further op set begins"
     assert ran.code == Exit.AGREED and "interrupted" in ran.out, ran
     assert one["interrupted"] and one["examples"] == 2 and one["elements"] > 0

@@ -239,7 +239,7 @@ def test_damaged_and_unknown_results_are_refused(made: Made, instep: Runner, tmp
 @pytest.mark.parametrize(("work", "words"), [
     ("instep.audit.audit.audit", ("audit", "nowhere", "--model", "nowhere")),
     ("instep.campaign.relations.hold", ("relations", TRACE)),
-    ("instep.campaign.fuzz.campaign.campaign", ("fuzz",)),
+    ("instep.campaign.soak.soak.campaign", ("fuzz",)),
     ("instep_proof.faults.campaign.campaign", ("faults", "stale-tile")),
     ("instep_speed.bench.run.bench", ("bench", "--kind", "pick")),
     ("instep_speed.gate.gate.gate", ("gate", "plain", "plain")),

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from instep.campaign.fuzz import draw_events
-from instep.campaign.fuzz.campaign import Settings
+from instep.campaign.fuzz.campaign import Settings, place
+from instep.campaign.fuzz.result_document import document, of
 from instep.campaign.runner import TrialRunner
 from instep.campaign.soak import soak, totals
 from instep.setting import Setting
@@ -29,9 +30,9 @@ LATE = "support.wrong.subjects:LATE"
 
 
 def soaked(model: Path, folder: Path, rounds: int, ops: str = "ledger", every: int = 20, stretch: int = 4,
-           shrink: float = 0.0) -> soak.Soak:  # fmt: skip
-    settings = Settings(Setting(ops), model, 0, 3, folder, shrink, command="soak")
-    run = totals.Soaked(Setting(ops).data(), "", 3, every, stretch)
+           shrink: float = 0.0, seed: int = 3) -> soak.Soak:  # fmt: skip
+    settings = Settings(Setting(ops), model, 0, seed, folder, shrink, command="soak")
+    run = totals.Soaked(Setting(ops).data(), "", seed, every, stretch)
     soaking = soak.Soak(settings, run, totals.Session.now("cpu", None), TrialRunner(), rounds)
     soaking.run()
     return soaking
@@ -159,3 +160,27 @@ def test_refused_event_is_followed_by_one_that_frees_room(
     monkeypatch.setattr(draw_events, "ROOMY", draw_events.TIGHT)
     soaking = soaked(model, tmp_path / "found", 60, stretch=30)
     assert soaking.soaked.refused >= len(behind) > 2 and set(behind) <= {*soak.MAKES_ROOM}
+
+
+@pytest.mark.parametrize("seed", [3, pytest.param(4, marks=WHOLE)])
+def test_long_requests_pass_their_positions_and_all_room_is_used_again(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(soak, "Example", Ruled)
+    soaking = soaked(model, tmp_path / "found", 500, stretch=100, seed=seed)
+    met = soaking.soaked.conditions
+    assert all(met.get(name) for name in (
+        "a position past 512", "a position past 4,096", "every slot used again", "every page used again")), met
+
+
+def test_a_fault_at_a_position_after_512_is_found(model: Path, tmp_path: Path) -> None:
+    """By the rounds with which `instep fuzz` begins."""
+    settings = Settings(Setting("support.wrong.subjects:NEAR"), model, 0, 3, tmp_path / "found", 0.0)
+    result = soak.campaign(settings, TrialRunner(), soak.LONG_NEEDS)
+    assert result.found is not None and result.again and result.exit is Exit.DIVERGED
+    assert result.found.verdict.findings[0].place.component == "attended"
+    events = read(place(result.settings)).events
+    assert isinstance(events[-1], Forward) and max(len(getattr(one, "prompt", ())) for one in events) > 500
+    says = document(of([result]).data())
+    assert f"found in round {result.rounds}, shrunk to {len(events)} events" in "\n".join(says.messages)
+    assert "NEAR, engines stay DIVERGED" in says.summary[0], says.summary

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ..campaign.fuzz.campaign import Result
 
 EXAMPLES = 400  # for each op set, if neither a number nor a time is given
+ROUNDS = 5  # of the soak for each of these runs: as many as a run of chains has
+SOAK = "soak"
 SEEDS = 2**31
 A_TRIAL = 200  # runs of a trial of --farm; the second 100 are drawn towards what the first did not meet
 
@@ -35,7 +37,7 @@ A_TRIAL = 200  # runs of a trial of --farm; the second 100 are drawn towards wha
 @takes_farm()
 @takes_setting(
     several=("ops",), also=("engine", "ranks", "experts", "stages", "micro_batches", "dp"),
-    ops="Op set, engine or module:attribute; left out: ledger, then plain.",
+    ops="Op set, engine or module:attribute; left out: a soak of ledger, ledger, then plain.",
     strategy="How states are committed; left out: drawn by run.", conv="The same for conv windows.",
     drafter=DRAFTER,
 )
@@ -59,6 +61,7 @@ def fuzz(
     from ..campaign.fuzz.campaign import Result, Settings, campaign
     from ..campaign.fuzz.draw_events import SAMPLED
     from ..campaign.fuzz.result_document import joined, of
+    from ..campaign.soak import soak
 
     files.must_be_free()
     directory, sampled = checkpoint or model(), given.left_to_draw(SAMPLED)
@@ -75,10 +78,11 @@ def fuzz(
         "fuzz", minutes, files.json, lambda: of(results, files.commit)
     ) as run:
         set_hypothesis_home_dir(scratch)  # leaves no file in the user's folder
-        for name in run.shares(given.subjects("ledger", "plain")):
-            setting = given.setting(ops=name)
+        for name in run.shares(given.subjects(*[SOAK] * (not trees and not transfers), "ledger", "plain")):
+            setting = given.setting(ops="ledger" if name == SOAK else name)
             settings = Settings(setting, directory, count, start, out, shrink, sampled, trees, transfers)
-            results.append(campaign(settings, run))
+            rounds = None if count is None else ROUNDS * count
+            results.append(soak.campaign(settings, run, rounds) if name == SOAK else campaign(settings, run))
             run.keep()
             if results[-1].exit is Exit.DIVERGED:
                 break

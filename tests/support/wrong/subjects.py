@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized.memory_addresses import Pages
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Committed, Path
 from instep_reference.contract.errors import Unsupported
@@ -38,6 +39,13 @@ class _AtCalls:
 
 ONCE = replace(PLAIN, name="once", gated_norm=_AtCalls((7,)))
 LATE = replace(PLAIN, name="late", gated_norm=_AtCalls(range(26, 10**9)))  # as an engine that wears out
+
+
+def _attend_near(*, pages: Pages, **given: Any) -> torch.Tensor:
+    return load("ledger").attend(pages=replace(pages, before=pages.before.clamp(max=511)), **given)
+
+
+NEAR = replace(load("ledger"), name="near", attend=_attend_near)  # sees no position after the first 512
 
 
 def _slow(**given: Any) -> torch.Tensor:

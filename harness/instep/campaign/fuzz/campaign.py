@@ -77,6 +77,8 @@ class Settings:
 class Result:
     """The result of a campaign. found: the trace of the smallest failing run, and its outcome.
 
+    examples drawn runs; of a soak: stretches after which every request left
+    rounds   of a soak on engines that stay (`campaign/soak/soak.py`); None: every run has new engines
     refused  kind of event -> how often the rules refused a drawn event (mostly because no page was free)
     again    whether the sides differed again when that trace was replayed from its file
     cut      why shrinking ended early; "" if it did not
@@ -86,6 +88,7 @@ class Result:
     settings: Settings
     coverage: Coverage = field(default_factory=Coverage)
     examples: int = 0
+    rounds: int | None = None
     events: int = 0
     elements: int = 0
     seconds: float = 0.0
@@ -246,13 +249,18 @@ def edges_of(checkpoint: Checkpoint) -> tuple[int, ...]:
     return tuple(sorted({1, 2, width - 1, width} - {0}))
 
 
-def drawn_plan(choose: draw_events.Draw, settings: Settings, opened: Checkpoint, model: Model) -> tuple[Plan, Header]:
-    """The setting of a run with a drawn capacity, step counts and strategies; and the header of its trace."""
+def drawn_plan(
+    choose: draw_events.Draw, settings: Settings, opened: Checkpoint, model: Model, long: int = 0
+) -> tuple[Plan, Header]:
+    """The setting of a run with a drawn capacity, step counts and strategies; and the header of its trace.
+
+    long: tokens of long requests, for which there is further room
+    """
     setting = settings.setting
     setting.must_draft(opened.config)
     layers = opened.config.mtp_layers if setting.mode == "vanilla" else None
     whole = setting.stages == setting.dp == 1  # stages and replicas have neither grown trees nor tracked prefixes
-    room, steps = draw_events.room(choose), draw_events.candidates(choose, layers)
+    room, steps = draw_events.room(choose, long), draw_events.candidates(choose, layers)
     if nodes := settings.trees:
         grow = opened.config.mtp_layers == 1 and setting.mode == "eagle" and whole
         room, steps = draw_events.with_trees(choose, room, steps, nodes, grow=grow)

@@ -241,6 +241,8 @@ CONDITIONS: dict[str, Condition] = {
     "aborted after a verify": _of(e.Abort, Phase.VERIFIED),
     **{said.covers: _at(event) for event, said in FACTS.items() if said.covers},
     "a slot used again": _at(e.Admit, lambda t, event: t.after.live[event.request].slot in t.past.owned),
+    "every slot used again": lambda t: len(t.past.again) == len(t.after.capacity.slots),
+    "every page used again": lambda t: len(t.past.paged_again) == len(t.after.capacity.pages),
     "every slot taken": lambda t: t.after.free_slot() is None,
     "every page taken": lambda t: _pages_out(t.after),
     "slots in no order": lambda t: list(t.after.capacity.slots) != sorted(t.after.capacity.slots),

@@ -46,7 +46,7 @@ TOPKS = (None, 2, 3, 1)  # children per node, where the drafter grows trees
 SLOTS = (2, 4)  # fewest and most slots
 SPREAD = 2  # slots are drawn from this many times as many, so that they are sparse
 PAGE_SIZES = (4, 16, SMALLEST := 3)
-TOKENS = 96  # of one forward: above the chunk of 64 of the prefill kernels
+TOKENS, MANY_TOKENS = 96, 512  # of one forward: above the chunk of 64 of the prefill kernels; with long prompts
 ROOMY, TIGHT = 72, 24  # tokens per slot: enough for every event; so few that pages run out
 LONG = (63, 64, 65)  # around the chunk of the prefill kernels; rare, as they are slow
 # How requests sample; a failing run shrinks to the first ones. Most take the argmax.
@@ -64,17 +64,18 @@ class Draw(Protocol):
     def __call__(self, strategy: SearchStrategy[T], /) -> T: ...
 
 
-def room(draw: Draw) -> Room:
+def room(draw: Draw, long: int = 0) -> Room:
     """A capacity: slots and pages in order, from the top, or permuted and sparse; enough pages, or too few.
 
     Pages of SMALLEST tokens, at which most windows end, are given back by commits, and there some commits have caps.
+    long: tokens of long requests, for which there are further pages
     """
     count = draw(st.integers(*SLOTS))
     size = draw(st.sampled_from(PAGE_SIZES))
     each = draw(st.sampled_from((ROOMY, TIGHT)))
-    pages = -(-count * each // size)
+    pages = -(-(count * each + long) // size)
     slots, order = _order(draw, count, count * SPREAD), _order(draw, pages, pages)
-    return Room(slots, order, size, TOKENS, trim=size == SMALLEST)
+    return Room(slots, order, size, MANY_TOKENS if long else TOKENS, trim=size == SMALLEST)
 
 
 def candidates(draw: Draw, most: int | None = None) -> tuple[int, ...]:
@@ -178,8 +179,7 @@ def split_rings(setting: Setting, room: Room, fields: Collection[str]) -> Settin
 
 def admit(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
     """A new request, or one that begins with what is kept. Free names are used again."""
-    taken = {**rules.table.live, **({} if rules.other is None else rules.other.table.live)}
-    name = next(name for name in map(_named, range(len(taken) + 1)) if name not in taken)
+    name = _free_request(rules)
     kept = list(rules.table.saved.values())
     sampling = draw(st.sampled_from(SAMPLINGS))
     if bool(kept) and draw(st.booleans()):
@@ -187,6 +187,12 @@ def admit(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
         further = _tokens(draw, rules, _size(draw, rules, edges)) if one.prefix else ()
         return e.Admit(name, (*one.prompt, *further), sampling)
     return e.Admit(name, _tokens(draw, rules, _size(draw, rules, edges)), sampling)
+
+
+def admit_long(draw: Draw, rules: EventRules, edges: Sequence[int], *, past: int) -> e.Event:
+    """A new request whose prompt ends up to a window before this position."""
+    prompt = _tokens(draw, rules, past - draw(st.integers(0, rules.table.num_steps)))
+    return e.Admit(_free_request(rules), prompt, draw(st.sampled_from(SAMPLINGS)))
 
 
 def forward(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
@@ -258,8 +264,9 @@ def _order(draw: Draw, count: int, among: int) -> tuple[int, ...]:
     return tuple(draw(st.permutations(range(1, among + 1))))[:count]
 
 
-def _named(number: int) -> str:
-    return chr(ord("a") + number)
+def _free_request(rules: EventRules) -> str:
+    taken = {**rules.table.live, **({} if rules.other is None else rules.other.table.live)}
+    return next(name for number in count() if (name := chr(ord("a") + number)) not in taken)
 
 
 def _some(draw: Draw, names: Sequence[str]) -> tuple[str, ...]:
@@ -293,7 +300,7 @@ def _row(draw: Draw, rules: EventRules, edges: Sequence[int], kind: str, name: s
     root, unread = draw(st.integers(0, rules.vocab - 1)), rules.table.live[name].unread
     if kind == "prefill":
         whole = draw(st.booleans())
-        tokens = unread if whole else min(_size(draw, rules, edges), unread)
+        tokens = min(rules.table.capacity.max_tokens if whole else _size(draw, rules, edges), unread)
         under, every = _under(draw, rules, name), rules.table.capacity.track_interval or 1
         reached = rules.table.live[name].length + tokens
         if under and reached % every:  # up to the last multiple before that, if there is one in the chunk

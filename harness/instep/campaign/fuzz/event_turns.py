@@ -17,6 +17,7 @@ class Past:
     """Facts about earlier events.
 
     accepted  number of drafts accepted last; owned: slots that had an owner; lost: slots that a preemption took
+    again     slots that had two owners or more; paged, paged_again: the same for pages
     behind    requests that decoded while the step count was 0; switched: the step count changed
     missed    number of other requests' commits since a request was last in a batch, while its accepted drafts may still
               be pending; batch: requests of the last two commits
@@ -29,6 +30,9 @@ class Past:
 
     accepted: dict[str, int] = field(default_factory=dict)
     owned: set[int] = field(default_factory=set)
+    again: set[int] = field(default_factory=set)
+    paged: set[int] = field(default_factory=set)
+    paged_again: set[int] = field(default_factory=set)
     lost: dict[str, int | None] = field(default_factory=dict)
     behind: set[str] = field(default_factory=set)
     switched: bool = False
@@ -139,4 +143,11 @@ def remember(turn: Turn) -> None:
         past.behind.difference_update(event.requests)
     if isinstance(event, e.SetNumSteps):
         past.switched = past.switched or event.num_steps != turn.before.num_steps
-    past.owned.update(standing.slot for standing in turn.before.live.values() if standing.slot is not None)
+    both = [({standing.slot for standing in table.live.values() if standing.slot is not None},
+             {page for standing in table.live.values() for page in standing.pages})
+            for table in (turn.before, turn.after)]  # fmt: skip
+    (slots, pages), (later_slots, later_pages) = both
+    past.again |= (later_slots - slots) & past.owned
+    past.paged_again |= (later_pages - pages) & past.paged
+    past.owned |= slots
+    past.paged |= pages

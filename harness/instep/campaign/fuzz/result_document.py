@@ -20,7 +20,7 @@ from .campaign import Result, place
 
 def document(found: Data) -> Document:
     campaigns = found["campaigns"]
-    names = [str(one.get("engine") or one["ops"]) for one in campaigns]
+    names = [f"{one.get('engine') or one['ops']}{', engines stay' * ('rounds' in one)}" for one in campaigns]
     said = [_verdict(name, one) for name, one in zip(names, campaigns, strict=True)]
     said += ["interrupted: the figures are those of the runs until then"] * any(
         one.get("interrupted") for one in campaigns)
@@ -40,7 +40,8 @@ def _verdict(name: str, one: Data) -> str:
     why = "".join(f"; {says}" for says in one.get("untested", ()) if one["elements"])
     trials = one.get("trials", 1)
     seeds = f"--seed {one['seed']} draws the same runs" if trials == 1 else f"{trials} trials from --seed {one['seed']}"
-    return f"{name} {word(one['exit'])}: {much} in {one['examples']:,} runs, {one['events']:,} events{why}; {seeds}"
+    runs = f"{one['rounds']:,} rounds" if "rounds" in one else f"{one['examples']:,} runs"
+    return f"{name} {word(one['exit'])}: {much} in {runs}, {one['events']:,} events{why}; {seeds}"
 
 
 def _campaigns(names: list[str], campaigns: list[Data]) -> Listing:
@@ -68,8 +69,8 @@ def _met(names: list[str], campaigns: list[Data]) -> Listing:
 def of(results: Sequence[Result], commit: str | None = None) -> File:
     """The result of the campaigns of several op sets; the last one may have a finding."""
     worst = Exit.worst(result.exit for result in results)
-    return File(worst, results[0].settings.setting.device, {"campaigns": [_data(result) for result in results]},
-                commit)  # fmt: skip
+    device = next((result.settings.setting.device for result in results), "")  # none yet: the first one still runs
+    return File(worst, device, {"campaigns": [_data(result) for result in results]}, commit)
 
 
 # Fields of a campaign of several trials. The pairs of two trials may be the same ones, so only the most are known.
@@ -109,11 +110,13 @@ def _data(result: Result) -> dict[str, Any]:
         "refused": sum(result.refused.values()),
         "met": dict(result.coverage.counts()), "kinds": dict(result.coverage.events.most_common()),
         "interrupted": result.interrupted, "findings": [],
+        **({} if result.rounds is None else {"rounds": result.rounds}),
         **({"untested": result.untested} if result.untested and found is None else {}),
         **({} if found is None else {
             "trace": place(settings).name, "shrunk": found.of, "again": result.again, "cut": result.cut,
-            "message": f"{divergence(found)}\n  found in run {result.examples}, shrunk to {found.of} events: "
-                       f"{place(settings)}",
+            "message": f"{divergence(found)}\n  found in "
+                       f"{f'run {result.examples}' if result.rounds is None else f'round {result.rounds}'}, "
+                       f"shrunk to {found.of} events: {place(settings)}",
             "findings": [finding(one) for one in listed_findings(found.verdict.findings)],
         }),
     }  # fmt: skip

@@ -3,13 +3,16 @@
 The rules of `fuzz/hypothesis_machine.py` are drawn one after another, without Hypothesis around them. After some
 rounds, a *stretch*, every request leaves, so that a trace can start there. Nothing is shrunk: a finding is cut to its
 last stretch. Engines are rebuilt after STRETCHES of them, so that their permanent memory, such as saved copies, stays
-bounded. Leaves out: what a rule does, and the file (`totals.py`).
+bounded. The first engines of a session, and some later ones, serve requests that pass LONG positions. Leaves out: what
+a rule does, and the file (`totals.py`).
 """
 
 import resource
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, NoReturn, TypeVar
@@ -20,6 +23,7 @@ from hypothesis.errors import StopTest
 from hypothesis.internal.conjecture.data import ConjectureData
 from hypothesis.strategies import SearchStrategy
 
+from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Abort, AnyEvent, Commit, Evict, Finish, Idle, SetNumSteps
 from instep_reference.contract.errors import BadInput, InstepError
@@ -28,11 +32,12 @@ from instep_reference.contract.event_facts import Phase, kind_of
 from ...checks.check_interface import Check
 from ...lru_cache import EVENTS, LAYERS, closed
 from ...run.replay import Outcome
+from ...setting import moves_labels
 from ...trace.header import Model
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.event_context import EventContext
 from ..fuzz import draw_events
-from ..fuzz.campaign import Settings, again, drawn_plan, edges_of, must_be_free, place, write
+from ..fuzz.campaign import Result, Settings, again, drawn_plan, edges_of, must_be_free, place, write
 from ..fuzz.coverage import Coverage
 from ..fuzz.drawn_run import Diverged, Example
 from ..fuzz.hypothesis_machine import Host, Machine, by_seed_alone
@@ -45,6 +50,9 @@ T = TypeVar("T")
 MOST_SAVED = 12  # copies per set of engines, for memory is to stay flat; where prefixes are tracked a stretch ends them
 TRIES = 1000  # of one draw; half of all succeed at worst
 ROUNDS = 2  # of three turns, this many are a round if one is legal
+LONG = (512, 4096)  # positions that requests pass
+LONG_EVERY = 4  # one of this many sets of engines has long requests, and serves one stretch
+LONG_NEEDS = 200  # rounds: with fewer, the prompts of long requests would be most of the work
 MAKES_ROOM = ("preempt", "abort", "finish", "evict", "offload")  # what a scheduler does when something finds no room
 
 
@@ -91,6 +99,22 @@ class Turns(Machine):
         usual = "round" in enabled and self._data.draw(st.integers(0, 2)) < ROUNDS
         name = "round" if usual else self._data.draw(st.sampled_from(enabled))
         self._named[name].function(self, data=self._data)
+
+    def is_past(self, name: str, past: int) -> bool:
+        live = self.event_rules.table.live
+        return name in live and live[name].length > past
+
+    def go_long(self, name: str, past: int) -> str:
+        """One event or turn towards a request beyond this position -> its name, which is new if it is over or none."""
+        live = dict(self.event_rules.table.live)
+        if name not in live and not self._full:
+            self._do(partial(draw_events.admit_long, past=past), self._data)
+            return next(iter(self.event_rules.table.live.keys() - live.keys()), "")
+        if name in live and live[name].phase in (Phase.WAITING, Phase.PREFILLING) and self._may("prefill"):
+            self._do(draw_events.forward, self._data)
+        else:
+            self.turn()
+        return name
 
     def leave(self, num_steps: int) -> None:
         """Every request ends, and the step count is `num_steps` again: from here a trace can begin."""
@@ -158,6 +182,7 @@ class Soak:
         self.coverage = Coverage()
         self.known: Mapping[Pair, int] = {}  # nothing is drawn towards unmet pairs: a soak is long
         self.found: Outcome | None = None
+        self._sets = 0  # of engines in this session
         soaked.sessions.append(session)
 
     def run(self) -> None:
@@ -174,8 +199,10 @@ class Soak:
     def _engines(self) -> None:
         """One set of engines, from its first stretch to its last."""
         data = Seeded(f"{self.soaked.seed}/{self.soaked.engines}")
+        long, stretches = (LONG, 1) if self._begins_long() else ((), STRETCHES)
         self.soaked.engines += 1
-        plan, header = drawn_plan(data.draw, self.settings, self.opened, self.model)
+        further = sum(long) + len(long) * draw_events.TOKENS
+        plan, header = drawn_plan(data.draw, self.settings, self.opened, self.model, further)
         self.coverage.begin(overlap=plan.setting.overlap, heads=header.heads,
                             buckets=plan.setting.prompt_buckets or (), block=header.drafter is not None,
                             stages=plan.setting.stages, micro_batches=plan.setting.micro_batches, dp=plan.setting.dp)
@@ -183,16 +210,29 @@ class Soak:
         turns, self._begins = Turns(self, example, data), [0]
         try:
             with closed(EVENTS, LAYERS):  # no event comes twice
-                for _ in range(STRETCHES):
-                    self._stretch(turns, plan.num_steps)
+                for _ in range(stretches):
+                    self._stretch(turns, plan.num_steps, long)
                     self._begins.append(len(example.events))
         except Diverged:
             self._keep(example)
 
-    def _stretch(self, turns: Turns, num_steps: int) -> None:
+    def _begins_long(self) -> bool:
+        """Whether the next engines have long requests: labels do on a CPU, where numbers may take hours for them."""
+        setting, self._sets = self.settings.setting, self._sets + 1
+        subject = setting.subject()
+        quick = setting.device != "cpu" or moves_labels(subject if isinstance(subject, Ops) else None)
+        enough = self.rounds is None or self.rounds - self.soaked.rounds >= LONG_NEEDS
+        return quick and enough and self._sets % LONG_EVERY == 1
+
+    def _stretch(self, turns: Turns, num_steps: int, long: Sequence[int] = ()) -> None:
         until = self.session.rounds + self.soaked.stretch
         turns.enter_some()
         try:
+            for past in long:
+                name = ""
+                while not turns.is_past(name, past):
+                    self._go_on()
+                    name = turns.go_long(name, past)
             while self.session.rounds < until:
                 turns.turn()
         except Over:
@@ -255,6 +295,20 @@ class Soak:
         self.found = outcome
         message = outcome.verdict.findings[0].diagnosis
         self.soaked.found.append(Found(self.soaked.rounds, str(place(self.settings)), shows, message))
+
+
+def campaign(settings: Settings, runner: TrialRunner, rounds: int | None) -> Result:
+    """The rounds with which `instep fuzz` begins, as the result of a campaign. rounds None: until the time is over."""
+    setting = settings.setting
+    soaked = Soaked(setting.data(), "", settings.seed)
+    soaking = Soak(settings, soaked, Session.now(setting.device, None), runner, rounds)
+    soaking.run()
+    soaking.coverage.met.update(soaked.conditions)
+    return Result(
+        soaking.settings, soaking.coverage, soaked.stretches, soaked.rounds, soaked.events, soaked.elements,
+        runner.seconds, Counter(dict.fromkeys(["event"] * bool(soaked.refused), soaked.refused)), soaking.found,
+        all(one.again for one in soaked.found), interrupted=runner.interrupted,
+    )
 
 
 def memory_mib() -> int:

@@ -55,8 +55,8 @@ class Soaked(msgspec.Struct, forbid_unknown_fields=True):
     setting: dict[str, Any]
     model: str
     seed: int
-    every: int
-    stretch: int
+    every: int = 20
+    stretch: int = 200
     engines: int = 0
     stretches: int = 0
     refused: int = 0
