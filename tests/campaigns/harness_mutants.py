@@ -3,10 +3,11 @@
     PYTHONPATH=reference:tests:harness:optimized python -m campaigns.harness_mutants --mutants 300 --minutes 60
 
 The code has a switch at each mutant (`switched_code.py`). First each test file runs once without mutants. This records
-the time of each test, and the mutants whose expressions have another value in it. Then each mutant runs in a process
-with the tests in which its value differs, quick ones first, until one fails. That test must pass without the mutant.
-A later call continues: it records new and changed test files, and a survivor runs their tests. Leaves out: drawing
-(`faults/draw_mutants.py`), and values that differ in other processes or threads of a test.
+the time of each test, and the mutants whose expressions have another value in it. Then each mutant runs the tests in
+which its value differs until one fails, first all quick tests. Each file is read once, in a process with a fork for
+each mutant. A test that fails must pass without the mutant. A later call continues: it records new and changed test
+files, and a survivor runs their tests. Leaves out: drawing (`faults/draw_mutants.py`), and values that differ in other
+processes or threads of a test.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from hashlib import sha256
-from itertools import groupby, islice
+from itertools import islice, product, zip_longest
 from math import comb
 from multiprocessing import get_context
 from operator import add
@@ -106,9 +107,9 @@ def main() -> None:
             if time.monotonic() < end and (new := campaign.unrecorded(file)):
                 campaign.record(file, new)
                 campaign.keep()
-        for number in range(len(mutants)):
-            if time.monotonic() < end and (tests := campaign.due(number)):
-                campaign.run(number, tests)
+        for quick, file in product((True, False), campaign.files):
+            if time.monotonic() < end and (due := campaign.due(file, quick=quick)):
+                campaign.run(file, due, end)
                 campaign.keep()
         campaign.keep()
     print("\n".join(lines(json.loads(asked.json.read_text()))))
@@ -137,6 +138,7 @@ class Campaign:
         self.others = [row for name, row in known.items() if name not in self.rows]
         self.recorded: dict[str, dict[str, Any]] = seen.get("recorded", {})
         self.right: dict[str, str] = seen.get("right", {})  # test that passed alone without a mutant -> digest
+        self.left = dict.fromkeys(range(len(mutants)), float(asked.seconds))  # processor time of this call
         self.files = {name_of(file): self._digest(file) for file in test_files(asked.tests, {
             one.file for one in mutants if not self.rows[one.id]["killed_by"]})}  # fmt: skip
         self._find_tests()
@@ -181,22 +183,16 @@ class Campaign:
         for name in found["failed"]:
             print(f"{name} fails without a mutant", flush=True)
 
-    def due(self, number: int) -> dict[str, float]:
-        """The tests in which the value of a living mutant differs and that it has not survived -> their seconds.
-
-        All quick tests are before all others, and the quick ones of a file are together: reading a file takes time.
-        """
-        row = self.rows[self.mutants[number].id]
-        found, quickest = {} if row["killed_by"] else self.tests[row["id"]][1], dict[str, float]()
-        for name, seconds in found.items():
-            file = file_of(name)
-            quickest[file] = min(seconds, quickest.get(file, seconds))
-
-        def order(name: str) -> tuple[bool, float, str, float]:
-            return found[name] > QUICK, quickest[file_of(name)], file_of(name), found[name]
-
-        return {name: found[name] for name in sorted(found, key=order)
-                if row["survived"].get(name) != self.files[file_of(name)]}  # fmt: skip
+    def due(self, file: str, *, quick: bool) -> dict[int, list[str]]:
+        """Living mutant -> the tests of this file in which its value differs and that it has not survived."""
+        found = dict[int, list[str]]()
+        for number, one in enumerate(self.mutants):
+            row, tests = self.rows[one.id], self.tests[one.id][1]
+            if not row["killed_by"] and self.left[number] > 0:
+                its = [name for name in tests if (tests[name] <= QUICK) is quick and file_of(name) == file
+                       and row["survived"].get(name) != self.files[file]]  # fmt: skip
+                found |= {number: sorted(its, key=tests.__getitem__)} if its else {}
+        return found
 
     def _find_tests(self) -> None:
         """Map each mutant to the tests that compute it, and to those in which its value differs."""
@@ -209,61 +205,28 @@ class Campaign:
                 for one in {ids[place] for place in differs} & {*self.tests}:
                     self.tests[one][1][name] = seconds
 
-    def run(self, number: int, tests: Mapping[str, float]) -> None:
-        """Run a mutant with these tests until one fails, and then that test without the mutant."""
-        row, begun = self.rows[self.mutants[number].id], time.monotonic()
-        row |= {"commit": self.asked.commit}
-        left = self.asked.seconds
-        for _, several in groupby(tests, file_of):
-            ran, error, seconds = self._run(number, {name: tests[name] for name in several}, left)
-            left -= seconds
-            row |= {"seconds": round(row["seconds"] + seconds, 1), "tests": row["tests"] + len(ran)}
-            row["survived"] |= {name: self.files[file_of(name)] for name in ran}
-            if error and self._is_right(ran[-1], tests[ran[-1]]):
+    def run(self, file: str, due: Mapping[int, Sequence[str]], end: float) -> None:
+        """Run mutants with these tests of a file until one fails, and then that test without the mutant."""
+        seconds = {name: seconds for _, tests in self.tests.values() for name, seconds in tests.items()}
+        limits = {name: seconds[name] for tests in due.values() for name in tests}
+        left = {number: self.left[number] for number in due}
+        plugin = UntilOneFails(due, limits, left, self.folder, {*self.right}, end)
+        in_fork(partial(run_pytest, plugin, [file], self.folder, whole=self.asked.whole), self.folder)
+        for line in plugin.results.read_text().splitlines() if plugin.results.exists() else ():
+            told: dict[str, Any] = json.loads(line)
+            number, ran, error = told["number"], told["ran"], told["error"]
+            row = self.rows[self.mutants[number].id]
+            self.left[number] -= told["seconds"]
+            row |= {"commit": self.asked.commit, "seconds": round(row["seconds"] + told["seconds"], 1),
+                    "tests": row["tests"] + len(ran)}  # fmt: skip
+            row["survived"] |= {name: self.files[file] for name in ran}
+            if error and told["right"]:
                 row |= {"killed_by": ran[-1], "says": error}
-            if row["killed_by"] or left <= 0:
-                break
-        says = f"killed by {row['killed_by']}" if row["killed_by"] else f"survives {row['tests']} tests"
-        print(f"{number + 1} of {len(self.mutants)}: {row['file']} line {row['line']}: {row['what']}: {says} "
-              f"in {time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
-
-    def _is_right(self, test: str, seconds: float) -> bool:
-        """Whether a test passes alone without a mutant."""
-        digest = self.files[file_of(test)]
-        if self.right.get(test) != digest and self._run(None, {test: seconds}, OF_A_FILE)[:2] != ([test], ""):
-            print(f"{test} fails without a mutant", flush=True)
-            return False
-        self.right[test] = digest
-        return True
-
-    def _run(self, number: int | None, tests: Mapping[str, float], limit: float) -> tuple[list[str], str, float]:
-        """Run tests of a file with a mutant until one fails -> those that ended, the error of the last, seconds.
-
-        Seconds are those of the processor, and `limit` is the maximum of all tests together.
-        """
-        plugin = UntilOneFails(tests, self.folder / "ran.jsonl")
-        plugin.file.unlink(missing_ok=True)
-
-        def switch(at: int, value: object = None, other: Callable[[], Any] | None = None) -> Any:
-            """The value of an expression; if there is none: whether the mutant is on."""
-            return value if at != number else True if other is None else other()
-
-        setattr(builtins, SWITCH, switch)
-        files = [file_of(next(iter(tests)))]
-        work = partial(run_pytest, plugin, files, self.folder, whole=self.asked.whole)
-        _, ended, seconds = in_fork(work, self.folder, limit)
-        told = [json.loads(line) for line in plugin.file.read_text().splitlines()] if plugin.file.exists() else []
-        begun = [name for name, error in told if error is None]
-        errors = [(name, error) for name, error in told if error]
-        if errors:
-            name, error = errors[0]
-            return [*(each for each in begun if each != name), name], error, seconds
-        if ended == -signal.SIGXCPU or ended == -signal.SIGKILL:  # the time of the mutant is over
-            return begun[:-1], "", seconds
-        if ended >= 0 or not begun:
-            return begun, "", seconds
-        hangs = ended in (-signal.SIGPROF, -signal.SIGALRM)
-        return begun, "does not end" if hangs else f"ends by signal {-ended}", seconds
+                self.right[ran[-1]] = self.files[file]
+            elif error:
+                print(f"{ran[-1]} fails without a mutant", flush=True)
+        killed = sum(bool(self.rows[self.mutants[number].id]["killed_by"]) for number in due)
+        print(f"{file}: {killed} of {len(due)} mutants killed", flush=True)
 
     def keep(self) -> None:
         """Write the result. A mutant that nothing has killed counts as a survivor before it has met every file, too."""
@@ -271,7 +234,7 @@ class Campaign:
         for number, row in enumerate(self.rows.values()):
             if not row["killed_by"]:
                 row |= {"files": sum(row["id"] in self._known(file)["mutants"] for file in self.files),
-                        "left": len(self.due(number)), "reached": len(self.tests[row["id"]][0])}  # fmt: skip
+                        "left": self._left(number), "reached": len(self.tests[row["id"]][0])}  # fmt: skip
             rows.append({name: value for name, value in row.items() if name != "survived"})
         words = [f"--{name} {getattr(self.asked, name):g}" for name in ("mutants", "seconds")]
         words.insert(1, "--seed " + " ".join(map(str, self.asked.seed)))
@@ -283,6 +246,11 @@ class Campaign:
         write(self.asked.json, spelled(result, rows))
         write(self.asked.seen, json.dumps({
             "rows": [*self.rows.values(), *self.others], "recorded": self.recorded, "right": self.right}))  # fmt: skip
+
+    def _left(self, number: int) -> int:
+        """The number of tests in which the value of a mutant differs, and that it has not survived."""
+        survived, tests = self.rows[self.mutants[number].id]["survived"], self.tests[self.mutants[number].id][1]
+        return sum(survived.get(name) != self.files[file_of(name)] for name in tests)
 
     def _digest(self, file: Path) -> str:
         return sha256(file.read_bytes() + b"whole" * self.asked.whole).hexdigest()[:12]
@@ -393,28 +361,70 @@ class Recorder:
 
 
 class UntilOneFails:
-    """A pytest plugin: runs these tests in their order until one fails. It ends the process of a test that hangs.
+    """A pytest plugin: runs the tests of each mutant in their order until one fails, in a fork for each mutant.
 
-    tests: name -> processor seconds without a mutant. file: gets a line for each test that begins, or fails
+    due: mutant -> names of tests; seconds: those of a test without a mutant; left: those of a mutant
+    right: tests that pass alone without a mutant; results: gets a line for each mutant that ran
     """
 
-    def __init__(self, tests: Mapping[str, float], file: Path) -> None:
-        self.tests, self.file = tests, file
-        self.order = {name: number for number, name in enumerate(tests)}
+    def __init__(self, due: Mapping[int, Sequence[str]], seconds: Mapping[str, float], left: Mapping[int, float],
+                 folder: Path, right: set[str], end: float) -> None:  # fmt: skip
+        self.due, self.seconds, self.left, self.right, self.end = due, seconds, left, right, end
+        self.folder, self.results, self.ran = folder / "fork", folder / "results.jsonl", folder / "ran.jsonl"
+        self.folder.mkdir(exist_ok=True)
+        self.results.unlink(missing_ok=True)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = {label(item): item for item in session.items}
+        with self.results.open("a") as file:
+            for number, names in self.due.items():
+                if time.monotonic() >= self.end:
+                    break
+                its = [items[name] for name in names if name in items]
+                ran, error, seconds = self._run(number, its, self.left[number])
+                if error and ran[-1] not in self.right and not self._run(None, [items[ran[-1]]], OF_A_FILE)[1]:
+                    self.right.add(ran[-1])
+                right = bool(error) and ran[-1] in self.right
+                file.write(json.dumps({"number": number, "ran": ran, "error": error, "right": right,
+                                       "seconds": seconds}) + "\n")  # fmt: skip
+                file.flush()
+        return True
+
+    def _run(self, number: int | None, items: Sequence[pytest.Item], limit: float) -> tuple[list[str], str, float]:
+        """Run tests with a mutant until one fails -> those that ended, the error of the last, processor seconds."""
+        self.ran.unlink(missing_ok=True)
+        _, ended, seconds = in_fork(partial(self._serve, number, items), self.folder, limit)
+        told = [json.loads(line) for line in self.ran.read_text().splitlines()] if self.ran.exists() else []
+        begun = [name for name, error in told if error is None]
+        errors = [(name, error) for name, error in told if error]
+        if errors:
+            name, error = errors[0]
+            return [*(each for each in begun if each != name), name], error, seconds
+        if ended in (-signal.SIGXCPU, -signal.SIGKILL):  # the time of the mutant is over
+            return begun[:-1], "", seconds
+        if ended >= 0 or not begun:
+            return begun, "", seconds
+        hangs = ended in (-signal.SIGPROF, -signal.SIGALRM)
+        return begun, "does not end" if hangs else f"ends by signal {-ended}", seconds
+
+    def _serve(self, number: int | None, items: Sequence[pytest.Item]) -> None:
+        def switch(at: int, value: object = None, other: Callable[[], Any] | None = None) -> Any:
+            """The value of an expression; if there is none: whether the mutant is on."""
+            return value if at != number else True if other is None else other()
+
+        setattr(builtins, SWITCH, switch)
+        for item, following in zip_longest(items, items[1:]):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
 
     def _tell(self, name: str, error: str | None) -> None:
-        with self.file.open("a") as file:
+        with self.ran.open("a") as file:
             file.write(json.dumps([name, error]) + "\n")
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        chosen = {self.order[label(item)]: item for item in items if label(item) in self.order}
-        items[:] = [chosen[number] for number in sorted(chosen)]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self._tell(label(item), None)
-        limit = SLOWER * self.tests[label(item)] + STARTS
+        limit = SLOWER * self.seconds[label(item)] + STARTS
         signal.setitimer(signal.ITIMER_PROF, limit)
         signal.setitimer(signal.ITIMER_REAL, WAITS * limit)
         result = yield
@@ -426,18 +436,11 @@ class UntilOneFails:
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if report.failed:
-            self._fail(label(item), report)
+            crash = getattr(report.longrepr, "reprcrash", None)
+            says = crash.message if crash is not None else str(report.longrepr)
+            self._tell(label(item), (says.strip().splitlines() or [""])[0][:160] or "fails")
+            os._exit(0)
         return report
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self._fail(next(name for name in self.tests if name.startswith(report.nodeid)), report)
-
-    def _fail(self, name: str, report: Any) -> None:
-        crash = getattr(report.longrepr, "reprcrash", None)
-        says = crash.message if crash is not None else str(report.longrepr)
-        self._tell(name, (says.strip().splitlines() or [""])[0][:160] or "fails")
-        os._exit(0)
 
 
 def run_pytest(plugin: object, tests: Sequence[str], folder: Path, *, whole: bool) -> None:
