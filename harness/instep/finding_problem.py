@@ -80,6 +80,7 @@ class Explained:
     equal   every known content with the same bits, this one included; empty: there was no search for others
     names   entries of the catalogue that account for it equally well, the best one first; empty: it is none
     by_all  whether every request must have the mistake, as in a formula, where one of them has it
+    vague   whether it says no more than that nothing wrote the memory
     """
 
     by: Literal["hypothesis", "bank"]
@@ -88,6 +89,7 @@ class Explained:
     equal: tuple[WrongContent, ...] = ()
     names: tuple[str, ...] = ()
     by_all: bool = False
+    vague: bool = False
 
     @classmethod
     def one_of(cls, equal: Iterable[WrongContent], where: str = "") -> Explained:

@@ -153,6 +153,12 @@ def test_findings_get_the_explanation_of_their_place(monkeypatch: pytest.MonkeyP
             assert problem is not None and problem.like is None and problem.mistake is None
     said[CORE, "a"], said[CORE, "b"] = ZERO, None
     assert told([found(CORE, "a", check=poison), found(CORE, "b")])[0].problem == Problem("differs", mistake=ZERO)
+    general = replace(ZERO, vague=True)
+    for first, second, like, mistake in ((general, ZERO, ("b", ZERO), None), (general, general, None, general),
+                                         (general, None, None, general)):  # fmt: skip
+        said[CORE, "a"], said[CORE, "b"] = first, second
+        problem = told([found(CORE, "a", check=poison), found(CORE, "b")])[0].problem
+        assert problem is not None and (problem.like, problem.mistake) == (like, mistake)
 
 
 def test_explanations_are_tried_in_groups_until_one_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +167,7 @@ def test_explanations_are_tried_in_groups_until_one_fits(monkeypatch: pytest.Mon
     monkeypatch.setattr(explanation_bank, "_best", lambda case, families: tried.append(families) or fits.get(
         families, (None, 0)))  # fmt: skip
     monkeypatch.setattr(explanation_bank, "agrees", lambda case: agreeing[0])
-    unwritten = [""]
+    unwritten: list[Explained | None] = [None]
     monkeypatch.setattr(explanation_bank, "unwritten", lambda case: unwritten[0])
     case: Any = SimpleNamespace(granted=torch.ones(2), found=torch.ones(2), finding=found())
     infinite: Any = SimpleNamespace(granted=torch.ones(2), found=torch.tensor([1.0, torch.inf]), finding=found())
@@ -170,8 +176,8 @@ def test_explanations_are_tried_in_groups_until_one_fits(monkeypatch: pytest.Mon
     assert of(case) == (None, 0) and tried == [*BANK] and of(exact) == (None, 0) and tried == [*BANK] * 2
     tried.clear()
     assert of(infinite) == (None, 0) and tried == [explanation_bank.NOT_FINITE]
-    unwritten[0] = "reads poison"
-    assert of(infinite) == (Explained("bank", "reads poison"), 1) and of(case) == (None, 0)
+    unwritten[0] = Explained("bank", "reads poison")
+    assert of(infinite) == (unwritten[0], 1) and of(case) == (None, 0)
     for result in ((ZERO, 1), (None, 2)):
         fits[BANK[2]] = result
         tried.clear()

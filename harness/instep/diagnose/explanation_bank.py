@@ -102,12 +102,13 @@ def explained(
             for finding in chosen:
                 one = at[finding.place, finding.request, finding.tier in NUMERIC]
                 problem = _contracts(finding.problem or Problem("differs"), finding, here)
+                like = _like(finding, at) if finding.check == Poison.name else None
                 if isinstance(one, Unexplained):
                     problem = replace(problem, unexplained=one)
-                elif one is not None:
+                elif one is not None and not (like and one.vague):
                     problem = replace(problem, mistake=one, nearest=problem.mistake)
                 elif finding.check == Poison.name:
-                    problem = replace(problem, like=_like(finding, at))
+                    problem = replace(problem, like=like)
                 elif finding.check == Replicas.name and finding.request is None:
                     problem = replace(problem, mistake=_of_a_request(finding, at))
                 said[id(finding)] = replace(finding, problem=problem)
@@ -142,8 +143,8 @@ def explanation_of(case: Case) -> tuple[Explained | None, int]:
         one, count = _best(case, families)
         if count:
             return one, count
-    if not finite and (says := unwritten(case)):
-        return Explained("bank", says), 1
+    if not finite and (vague := unwritten(case)):
+        return vague, 1
     return None, 0
 
 
@@ -203,7 +204,7 @@ def _like(
     """For poison, which does not reveal a mistake: the mistake at the same place of another request."""
     for (place, request, _), one in at.items():
         if place == finding.place and request != finding.request and isinstance(one, Explained) and one is not FOLLOWS:
-            return request, one
+            return None if one.vague else (request, one)
     return None
 
 

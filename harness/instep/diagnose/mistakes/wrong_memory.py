@@ -18,6 +18,7 @@ from instep_reference.trunk import LayerMemory, WithState
 
 from ...checks.check_interface import listed
 from ...checks.poison import poisoned
+from ...finding_problem import Explained
 from ...oracle.miscounted_states import lacking_oldest
 from ...oracle.single_layer_run import LayerWork
 from ...tier_allowances import NEAR
@@ -56,8 +57,8 @@ def memory(case: Case) -> Iterator[Explanation]:
             yield from _stale_cache(case, work.memory)
 
 
-def unwritten(case: Case) -> str:
-    """The sentence for NaN from memory that nothing wrote, which holds poison; "" if it does not account for all NaN.
+def unwritten(case: Case) -> Explained | None:
+    """The explanation of NaN from memory that nothing wrote, which holds poison; None: it does not account for all NaN.
 
     The op is run again on the subject's own rows, with NaN in each memory that it reads. NaN must be at the found
     places, and all other numbers must be right. If no memory gives that, all that is due to the op is finite. Then NaN
@@ -66,17 +67,18 @@ def unwritten(case: Case) -> str:
     """
     lost, poison = ~case.found.cpu().isfinite(), case.context.log.poison
     if case.piece is None or not case.right.isfinite().all() or not _right_elsewhere(case, lost):
-        return ""
+        return None
     whole = case.component in STANDS and bool(lost.all())  # as with NaN in any input
     for says, memory in () if whole else _with_nan(case):
         for one in case.made(says, memory=memory):
             if torch.equal(~one.wrong.cpu().isfinite(), lost):
-                return one.sentence
+                return Explained("bank", one.sentence)
     if poison is None or not bool(poisoned(case.found.cpu(), poison)[lost].all()):
-        return "leaves NaN, although all that is due to its op is finite" * whole
+        return Explained("bank", "leaves NaN, although all that is due to its op is finite") if whole else None
     rows = [] if whole or lost.dim() < 2 else lost.flatten(1).any(1).nonzero().flatten().tolist()
     at = f", in {listed('row', rows)}" if 0 < len(rows) < len(lost) else ""
-    return f"is, or is made from, memory that nothing wrote (poison); all that is due to its op is finite{at}"
+    return Explained("bank", f"is, or is made from, memory that nothing wrote (poison); all that is due to its op is "
+                     f"finite{at}", vague=True)  # fmt: skip
 
 
 def _right_elsewhere(case: Case, lost: torch.Tensor) -> bool:
