@@ -22,13 +22,14 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from hashlib import sha256
 from itertools import islice, product, zip_longest
-from math import comb
+from math import exp, lgamma, log, log1p
 from multiprocessing import get_context
 from operator import add
 from pathlib import Path
@@ -128,7 +129,7 @@ class Campaign:
         self.mutants, self.asked, self.folder = mutants, asked, folder
         known: dict[str, dict[str, Any]] = {}
         before, seen = (json.loads(file.read_text()) if file.exists() else {} for file in (asked.json, asked.seen))
-        for row in (*before.get("rows", ()), *seen.get("rows", ())):
+        for row in (*before.get("survivors", ()), *seen.get("rows", ())):
             known[row["id"]] = {**known.get(row["id"], {}), **row}  # reasons are in the first
         self.note = {name: before[name] for name in ("note",) if name in before}
         self.rows: dict[str, dict[str, Any]] = {one.id: {
@@ -145,7 +146,7 @@ class Campaign:
 
     def unrecorded(self, file: str) -> list[int]:
         """The numbers of the living mutants that have not been looked for in this text of a test file."""
-        known = self._known(file)["mutants"]
+        known = {*self._known(file)["mutants"]}
         return [number for number, one in enumerate(self.mutants)
                 if not self.rows[one.id]["killed_by"] and one.id not in known]  # fmt: skip
 
@@ -196,13 +197,14 @@ class Campaign:
 
     def _find_tests(self) -> None:
         """Map each mutant to the tests that compute it, and to those in which its value differs."""
+        here = {one.id for one in self.mutants}
         self.tests: dict[str, tuple[set[str], dict[str, float]]] = {one.id: (set(), {}) for one in self.mutants}
         for known in map(self._known, self.files):
             ids = known["mutants"]
             for name, (seconds, reached, differs) in known["tests"].items():
-                for one in {ids[place] for place in reached} & {*self.tests}:
+                for one in {ids[place] for place in reached} & here:
                     self.tests[one][0].add(name)
-                for one in {ids[place] for place in differs} & {*self.tests}:
+                for one in {ids[place] for place in differs} & here:
                     self.tests[one][1][name] = seconds
 
     def run(self, file: str, due: Mapping[int, Sequence[str]], end: float) -> None:
@@ -230,10 +232,10 @@ class Campaign:
 
     def keep(self) -> None:
         """Write the result. A mutant that nothing has killed counts as a survivor before it has met every file, too."""
-        rows = []
+        rows, met = [], Counter(one for file in self.files for one in self._known(file)["mutants"])
         for number, row in enumerate(self.rows.values()):
             if not row["killed_by"]:
-                row |= {"files": sum(row["id"] in self._known(file)["mutants"] for file in self.files),
+                row |= {"files": met[row["id"]],
                         "left": self._left(number), "reached": len(self.tests[row["id"]][0])}  # fmt: skip
             rows.append({name: value for name, value in row.items() if name != "survived"})
         words = [f"--{name} {getattr(self.asked, name):g}" for name in ("mutants", "seconds")]
@@ -535,32 +537,41 @@ def imported(test: Path) -> set[str]:
 def lower_bound(killed: int, of: int) -> float:
     """The lower 95% bound of a share (Clopper and Pearson, one-sided)."""
     low, high = 0.0, killed / of if of else 0.0
-    for _ in range(50):
+    for _ in range(50 if 0 < killed < of else 0):
         share = (low + high) / 2
-        tail = sum(comb(of, each) * share**each * (1 - share) ** (of - each) for each in range(killed, of + 1))
+        tail = sum(exp(lgamma(of + 1) - lgamma(each + 1) - lgamma(of - each + 1) + each * log(share)
+                       + (of - each) * log1p(-share)) for each in range(killed, of + 1))  # fmt: skip
         low, high = (low, share) if tail > 1 - CONFIDENCE else (share, high)
-    return low
+    return low if killed < of else (1 - CONFIDENCE) ** (1 / of) if of else 0.0
 
 
 def lines(result: Mapping[str, Any]) -> Iterator[str]:
-    for row in result["rows"]:
-        if not row["killed_by"]:
-            yield (f"survived {row['tests']} tests ({row['reached']} reach it, {row['left']} left) of {row['files']} "
-                   f"files: {row['file']} line {row['line']}: {row['what']}"
-                   f"{': ' + row['reason'] if row.get('reason') else ''}")  # fmt: skip
-    some = sum(not row["killed_by"] and (row["files"] < result["files"] or row["left"] > 0) for row in result["rows"])
+    for row in result["survivors"]:
+        yield (f"survived {row['tests']} tests ({row['reached']} reach it, {row['left']} left) of {row['files']} "
+               f"files: {row['file']} line {row['line']}: {row['what']}"
+               f"{': ' + row['reason'] if row.get('reason') else ''}")  # fmt: skip
+    some = sum(row["files"] < result["files"] or row["left"] > 0 for row in result["survivors"])
     yield f"{some} survivors have not met all {result['files']} test files; a later call continues"
-    for seed in sorted({row["seed"] for row in result["rows"]}):
-        killed = [bool(row["killed_by"]) for row in result["rows"] if row["seed"] == seed]
-        yield (f"seed {seed}: {sum(killed)} of {len(killed)} mutants are killed ({result['asked']} requested), "
-               f"lower 95% bound {100 * lower_bound(sum(killed), len(killed)):.1f}%")  # fmt: skip
+    for seed, (killed, of) in result["seeds"].items():
+        yield (f"seed {seed}: {killed} of {of} mutants are killed ({result['asked']} requested), "
+               f"lower 95% bound {100 * lower_bound(killed, of):.1f}%")  # fmt: skip
 
 
-def spelled(result: Mapping[str, Any], rows: list[dict[str, Any]]) -> str:
-    """The file with a line for each mutant."""
-    killed = sum(bool(row["killed_by"]) for row in rows)
-    head = json.dumps({**result, "killed": killed, "of": len(rows), "lower": round(lower_bound(killed, len(rows)), 4)})
-    return f'{head[:-1]}, "rows": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]}\n"
+def spelled(result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """The file with a line for each survivor. seeds, code, tests: killed and all mutants of each; kills of each file"""
+    def shares(name: str) -> dict[str, list[int]]:
+        found = dict[str, list[int]]()
+        for row in rows:
+            share = found.setdefault(str(row[name]), [0, 0])
+            found[str(row[name])] = [share[0] + bool(row["killed_by"]), share[1] + 1]
+        return dict(sorted(found.items()))
+
+    tests = Counter(file_of(row["killed_by"]) for row in rows if row["killed_by"])
+    killed, survivors = tests.total(), [row for row in rows if not row["killed_by"]]
+    head = json.dumps({**result, "killed": killed, "of": len(rows), "lower": round(lower_bound(killed, len(rows)), 4),
+                       "seeds": shares("seed"), "code": shares("file"),
+                       "tests": dict(sorted(tests.items()))})  # fmt: skip
+    return f'{head[:-1]}, "survivors": [\n' + ",\n".join(map(json.dumps, survivors)) + "\n]}\n"
 
 
 if __name__ == "__main__":

@@ -268,17 +268,21 @@ def test_mutants_are_killed_by_tests_in_which_they_differ_or_listed(tmp_path: Pa
         ran = subprocess.run([sys.executable, "-m", "campaigns.harness_mutants", *map(str, words)], text=True,
                              capture_output=True, env={**os.environ, **ENVIRONMENT})  # fmt: skip
         found = json.loads((tmp_path / "out.json").read_text())
-        assert found["of"] == len(found["rows"]) > 20, ran.stderr
+        rows = json.loads((tmp_path / "seen.json").read_text())["rows"]
+        assert found["of"] == len(rows) > 20, ran.stderr
+        assert found["killed"] + len(found["survivors"]) == found["of"]
+        assert found["seeds"] == {"1": [2 if tested == TESTED else 4, found["of"]]}
+        assert sum(found["tests"].values()) == sum(killed for killed, _ in found["code"].values()) == found["killed"]
         assert "survived 0 tests (0 reach it, 0 left) of 2 files" in ran.stdout
         assert ran.stdout.count("tests compute mutants") == files, ran.stdout
         assert f"test_sums.py: {killed} of {runs} mutants killed" in ran.stdout, ran.stdout
-        rows = [row for row in found["rows"] if row["reached"]]
+        rows = [row for row in rows if row["reached"]]
         assert {row["line"] for row in rows} == {inspect.getsourcelines(sums_error)[1] + 6}
         several.append({(row["what"], row["killed_by"].rpartition("::")[2], row["says"][:24]) for row in rows})
     same = ("`*` is `+`", "test_strong", "AssertionError: the same")
     assert several[0] == {same, ("`2` is `1`", "", ""), ("`2` is `3`", "", "")}
-    killed = {(f"`2` is `{to}`", "test_weak", f"assert {says} == 3") for to, says in ((1, 1.5), (3, 4.5))}
-    assert several[1] == {same, *killed}
+    noticed = {(f"`2` is `{to}`", "test_weak", f"assert {says} == 3") for to, says in ((1, 1.5), (3, 4.5))}
+    assert several[1] == {same, *noticed}
 
 
 COMPUTED = """
