@@ -99,6 +99,17 @@ def test_errors_of_a_tensor_by_heads(component: str, shape: tuple[int, ...], siz
             assert one.diagnosis == (f"relative error {worst:.2e} by the {by}; {says}" if part > factor else "")
 
 
+def test_a_block_that_allows_nothing_hides_no_other() -> None:
+    """Three heads of 64 numbers: zeros where numbers are due have an error of 1, and 0 of 0 is right."""
+    o = torch.ones(2, 3, 32)
+    spot, zeros, nothing = Spot("derived", Tier.DERIVED, 4, "forward", Place("trunk", 2, "q"), "a", 3), o.clone(), o + 0
+    zeros[:, 1] = 0
+    one = measured(spot, zeros, o, o[None])
+    assert (one.agrees, one.worst, one.head) == (False, 1.0, 1)
+    nothing[:, 0] *= torch.inf  # a yardstick that overflows
+    assert measured(spot, zeros, o, nothing[None]).head == 1 and measured(spot, o, o, nothing[None]).agrees
+
+
 def test_tensors_that_cannot_be_measured() -> None:
     """No tensor, another shape, numbers that are not finite, and yardsticks that are exact or overflow."""
     spot, o = Spot("derived", Tier.DERIVED, 4, "forward", Place("trunk", 2, "hidden"), "a", 3), torch.ones(2, 3)
