@@ -202,7 +202,7 @@ def test_every_committed_result_has_a_page_or_is_refused() -> None:
         except BadInput as refused:
             assert "no page can be made" not in str(refused), refused
             without.add(file.stem)
-    own = {"calibration", "combinations", "controllers", "harness-mutants", "harness-mutants-fresh", "live",
+    own = {"calibration", "combinations", "controllers", "harness-mutants", "live",
            "live-cost", "memory-9b", "one-sided", "parity", "peers", "peers-native", "settings-cpu",
            "soak"}  # fmt: skip
     assert without <= own
