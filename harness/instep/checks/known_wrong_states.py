@@ -53,6 +53,7 @@ class Directed:
 
     def __init__(self, oracle: Oracle) -> None:
         self.oracle = oracle
+        self.pairs = 0  # pairs of a block and a wrong state so far
         self.rounds = EarlierRounds(scene_of)
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
@@ -67,6 +68,7 @@ class Directed:
                           leaning=sampled[1::2] if piece.leans else None,
                           earlier=partial(self._rare, piece, scene))  # fmt: skip
             undecided, pairs = undecided + looked.undecided, pairs + looked.pairs
+            self.pairs += looked.pairs
             if looked.blocks:
                 yield of_prefix(piece.prefix, self._comparison(context, piece, found, looked))
             else:
