@@ -25,7 +25,7 @@ NATIVE = [path for path in RESULTS if "native" in path.name]
 
 # A result of other kernels may be this much older than the newest change to their syntax trees: CI has no GPU.
 OLDEST = timedelta(days=14)
-SHARE = 0.95  # of the mutants are killed
+SHARE, BOUND = 0.95, 0.92  # of the mutants that are killed
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
@@ -69,8 +69,9 @@ def test_mutants_of_the_harness_are_killed_or_have_a_reason() -> None:
     assert result["commit"] and "campaigns.harness_mutants" in result["command"] and result["of"] > 6000
     assert result["of"] == killed + len({row["id"] for row in survived}) == killed + len(survived)
     assert [killed, result["of"]] == [sum(each) for each in zip(*result["code"].values(), strict=True)]
-    assert killed == sum(result["tests"].values()) >= SHARE * result["of"]
-    assert all(row["reason"] and not row["killed_by"] for row in survived)
+    assert killed == sum(result["tests"].values()) >= SHARE * result["of"] and result["lower"] >= BOUND
+    assert not any(row["killed_by"] for row in survived)
+    assert all(row.get("reason") or row["files"] < result["files"] for row in survived), "it met every test"
     for file in result["tests"]:
         assert (TOP / file).is_file(), file
 

@@ -253,6 +253,8 @@ def test_every_known_mistake_of_a_draw_gives_its_tokens() -> None:
         own = due[number % len(due)][1]
         told = sampled_tokens.wrong_way(one := said._replace(own=own), [one], beside, {"a": earlier, "b": more})
         assert told is not None and [*told.names] == [*dict.fromkeys(name for name, its in due if its == own)]
+        nobody = one._replace(own=[count] * len(x))  # no mistake draws a token after the last
+        assert sampled_tokens.wrong_way(one, [one, nobody], beside, {"a": earlier, "b": more}) is None
     assert [name for name, same in seen.items() if same == {True}] == [], "each mistake shows"
 
 

@@ -182,7 +182,7 @@ class Soak:
         self.coverage = Coverage()
         self.known: Mapping[Pair, int] = {}  # nothing is drawn towards unmet pairs: a soak is long
         self.found: Outcome | None = None
-        self._sets = 0  # of engines in this session
+        self._sets = 0  # of engines, in this session
         soaked.sessions.append(session)
 
     def run(self) -> None:
@@ -201,6 +201,7 @@ class Soak:
         data = Seeded(f"{self.soaked.seed}/{self.soaked.engines}")
         long, stretches = (LONG, 1) if self._begins_long() else ((), STRETCHES)
         self.soaked.engines += 1
+        self._sets += 1
         further = sum(long) + len(long) * draw_events.TOKENS
         plan, header = drawn_plan(data.draw, self.settings, self.opened, self.model, further)
         self.coverage.begin(overlap=plan.setting.overlap, heads=header.heads,
@@ -218,11 +219,10 @@ class Soak:
 
     def _begins_long(self) -> bool:
         """Whether the next engines have long requests: labels do on a CPU, where numbers may take hours for them."""
-        setting, self._sets = self.settings.setting, self._sets + 1
-        subject = setting.subject()
+        setting, subject = self.settings.setting, self.settings.setting.subject()
         quick = setting.device != "cpu" or moves_labels(subject if isinstance(subject, Ops) else None)
         enough = self.rounds is None or self.rounds - self.soaked.rounds >= LONG_NEEDS
-        return quick and enough and self._sets % LONG_EVERY == 1
+        return quick and enough and self._sets % LONG_EVERY == 0
 
     def _stretch(self, turns: Turns, num_steps: int, long: Sequence[int] = ()) -> None:
         until = self.session.rounds + self.soaked.stretch
@@ -306,7 +306,7 @@ def campaign(settings: Settings, runner: TrialRunner, rounds: int | None) -> Res
     soaking.coverage.met.update(soaked.conditions)
     return Result(
         soaking.settings, soaking.coverage, soaked.stretches, soaked.rounds, soaked.events, soaked.elements,
-        runner.seconds, Counter(dict.fromkeys(["event"] * bool(soaked.refused), soaked.refused)), soaking.found,
+        runner.seconds, Counter(event=soaked.refused), soaking.found,
         all(one.again for one in soaked.found), interrupted=runner.interrupted,
     )
 
