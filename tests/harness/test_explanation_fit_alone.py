@@ -76,7 +76,7 @@ def test_cells_are_columns_of_a_head_and_tiles_of_a_state(component: str, shape:
     ("values", (2, 1, 2), [(0, 0, 1)], ", in row 0, in column 1"), ("hidden", (3,), [(1,)], ", in row 1"),
 ])  # fmt: skip
 def test_wrong_parts_are_rows_heads_and_columns(component: str, shape: Any, taken: Any, says: str) -> None:
-    """All that could be wrong is not told."""
+    """The place is named only where a part of what may be wrong is wrong."""
     which, every = torch.zeros(shape, dtype=torch.bool), torch.ones(shape, dtype=torch.bool)
     for at in taken:
         which[at] = True
@@ -183,7 +183,7 @@ def test_a_number_is_no_coincidence_if_it_is_near_enough() -> None:
 
 
 def test_the_nearest_of_several_tensors_is_compared_with_the_numbers_as_they_are() -> None:
-    """In bf16 1.5 stands for all numbers up to half a unit away, which is no match of a tensor that was searched."""
+    """A bf16 number of 1.5 may be any number up to half a unit away. That does not match a tensor that was searched."""
     right = torch.ones(1, 1, dtype=torch.float64)
     case = compared("hidden", right, torch.tensor([[1.5]]).bfloat16(), 0.1, once=True)
     wrong = right * (1.5 + 2**-9)

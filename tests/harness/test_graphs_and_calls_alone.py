@@ -329,7 +329,7 @@ VERIFY, PREFILL = 'the 3 rows of request "a" (verify)', 'the 2 rows of request "
 def test_rows_that_are_served_wrongly_are_named(
     monkeypatch: pytest.MonkeyPatch, number: int, change: Any, says: str, request_: str
 ) -> None:
-    """Calls may come in any order, and micro-batches count their rows anew."""
+    """Calls may come in any order, and each micro-batch counts its rows from 0."""
     calls = [replace(one, **change or {}) if at == number else one for at, one in enumerate(EVERY)
              if change is not None or at != number]  # fmt: skip
     assert judged(monkeypatch, EVERY[::-1]) == [5, 5, 5, 5]

@@ -61,7 +61,7 @@ def test_rows_have_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def memory(found: Any, right: Any, **given: Any) -> list[Any]:
-    """What is wrong with request "a"; "b" has its own memory on both sides."""
+    """Sentences about request "a"; "b" has its own memory on both sides."""
     other = state((8, 9), (4, 5))
     after = {"a": found, "b": other} if found else {"b": other}
     every = told({"after": after}, {"after": {"a": right, "b": other}}, **given)

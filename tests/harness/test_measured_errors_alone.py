@@ -247,7 +247,7 @@ def test_projections_on_wrong_states(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_more_draws_are_made_before_a_state_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Further correct states have a wide spread along the wrong one: with them it cannot be told from the right one."""
+    """Further correct states have a wide spread along the wrong one, which is then too close to them."""
     o = drawn(30, HV, K, V)
     wrong = o + drawn(31, HV, K, V)
     monkeypatch.setattr(known_wrong_states, "wrong_states", lambda scene: [

@@ -180,7 +180,7 @@ def test_a_budget_of_the_first_step_count_is_recognised() -> None:
 
 
 def test_capacity_is_compared_whenever_pools_or_windows_change() -> None:
-    """States of 4 heads on 2 ranks. A window that is seen for the first time tells how long a line must be."""
+    """States of 4 heads on 2 ranks. The first window of a pool gives the length of a line."""
     region = pool((6, 5), means=Meaning("conv", positions=Positions("input")))
     check, unbudgeted = capacity.Capacity(), "this engine shows no memory budget"
     packed = "pools are packed, so there are no red zones to check"
@@ -308,7 +308,7 @@ WITH = log.EventLog(poison=5.0)
 
 
 def test_new_pools_and_free_units_hold_poison() -> None:
-    """Digest 9 is poison. Slots 1, 2 and 5 are owned, slot 0 is scratch, and batch rows are nobody's."""
+    """Digest 9 is poison. Slots 1, 2 and 5 are owned, slot 0 is scratch, and batch rows have no owner."""
     assert told(Poison()(context(changes=seen(looked([[1]]))))) == ["this engine does not poison unowned memory"]
     pools = looked([[1, 1], [9, 1], [1, 1], [9, 9], [9, 1], [1, 1], [1, 9]], poison=9, scratch=frozenset({0}), rank=1,
                    before=[[9, 9], [9, 9], [9, 9], [9, 9], [9, 9], [9, 9], [9, 9]])  # fmt: skip
@@ -410,7 +410,7 @@ def replace_event(given: Any, event: e.AnyEvent) -> Any:
 # -- tables, owners, reads, copies ---------------------------------------------------------------------------------
 
 
-def test_write_tables_are_no_wider_than_the_rules_and_scratch_is_nobodys() -> None:
+def test_write_tables_are_no_wider_than_the_rules_and_scratch_has_no_owner() -> None:
     check = Bounds()
     nothing = "this engine shows no memory to compare its table with"
     assert told(check(context(changes=seen()))) == [nothing] and told(check(context(changes=seen()))) == []

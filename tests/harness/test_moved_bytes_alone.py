@@ -237,7 +237,7 @@ def test_bytes_of_pools_change_with_permission_alone(monkeypatch: pytest.MonkeyP
     assert world.told() == [(name, place) for name in "abcd" for place in [*compared(name), PROPOSED]]
 
 
-def test_a_change_of_the_step_count_reads_memory_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_the_step_count_reads_memory_again(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, e.SetNumSteps(1), [])
     assert all(len(one) == 2 for one in world.told())
     world.after["b"] = replace(BEFORE["b"], conv={0: BEFORE["b"].conv[0] * 2}, keys={})
@@ -419,7 +419,7 @@ def wrongs_of(found: Iterable[Any], place: Place, request: str | None = "b") -> 
     return [known.says for known, _ in one.sides.wrongs()]
 
 
-def test_wrong_windows_are_told_by_what_the_event_did(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_windows_are_named_by_the_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit of a tree, a decode next to other requests, and a prefix inside a path."""
     conv = memory_place("conv", 0)
     world = World(monkeypatch, e.Commit(("b",)), COMMIT)
@@ -444,7 +444,7 @@ def test_wrong_windows_are_told_by_what_the_event_did(monkeypatch: pytest.Monkey
     assert not [*u._others(world.forward, "d", conv)]  # type: ignore[arg-type]
 
 
-def test_memory_that_prefixes_round_is_told_by_the_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rounding_of_prefixes_names_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """States are kept in int8. Other prefixes have states, too; a copy of a request is none of them."""
     narrow = u.Bytes(SimpleNamespace(rounds={"kept": SCALED_KEPT, "chunk": torch.bfloat16}))  # type: ignore[arg-type]
     place, keys = memory_place("state", 0), memory_place("keys", 1)

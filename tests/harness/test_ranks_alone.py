@@ -42,7 +42,7 @@ def told(found: Iterable[Comparison]) -> list[Any]:
 
 
 def test_decisions_are_compared_with_the_trace_or_the_chief() -> None:
-    """Three ranks. The trace knows the length of "a", 7, its slot, 2, and its pages. Nobody has its pages here."""
+    """Three ranks. The trace knows the length of "a", 7, its slot, 2, and its pages. No request has its pages here."""
     served = Served("conv", CORE, "window", (2,), 4, 3, 6)
     other = Served("conv", CORE, "window", (2,), 4, 2, 6)
     long = "x" * 101

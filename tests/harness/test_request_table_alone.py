@@ -208,7 +208,7 @@ def test_pages_that_an_event_may_write_have_positions_after_the_length(
 
 
 def test_the_units_of_a_request_are_those_before_and_after() -> None:
-    """An admitted request has a slot only after the event, one that ends only before, and slot 0 is nobody's."""
+    """An admitted request has a slot only after the event, one that ends only before, and slot 0 has no owner."""
     for event in (e.Finish("a"), e.Abort("a")):
         before = table(standing(request_row=3, pages=(9, 0)), standing("b", 4, request_row=1, pages=(2,)))
         found = bound(event, before, table(), 5)

@@ -211,7 +211,7 @@ def test_a_commit_takes_slots_for_names_that_a_window_may_reach() -> None:
     assert rules.table.steps == {"a": 2} and rules.table.saved["k"].length == 8
 
 
-def test_what_a_copy_has_is_exact_and_a_prefix_moves_with_its_slot() -> None:
+def test_a_copy_is_exact_and_a_prefix_moves_with_its_slot() -> None:
     """With overlapping rounds a request of 3 tokens may have 3 more after a commit, until it is saved."""
     commit = e.Commit(("a",), (e.Path((), 7),))
     rules = rules_after(*ready(), PICKS, VERIFY, commit, overlap=True)
