@@ -1,8 +1,8 @@
 """OLMo-Hybrid: its bound of beta.
 
 Leaves out: settings and refusals (`test_families.py`), the layers against `transformers`
-(`tests/reference/test_oracle.py`), a beta that is limited in one half of an update (`test_delta_rule_alone.py`), and
-planted faults (`olmo_hybrid` of the catalogue).
+(`tests/reference/test_oracle.py`), a beta that is limited in one half of an update
+(`second_computations/test_delta_rule.py`), and planted faults (`olmo_hybrid` of the catalogue).
 """
 
 import pytest

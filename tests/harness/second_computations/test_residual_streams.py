@@ -1,6 +1,6 @@
 """All explanations of residual streams and embeddings of n-grams, computed again from the definitions of their ops.
 
-Leaves out: whole runs (`test_streams.py`), and memory that any component may have (`test_wrong_states_alone.py`).
+Leaves out: whole runs (`test_streams.py`), and memory that any component may have (`test_wrong_states.py`).
 """
 
 from collections.abc import Callable, Sequence

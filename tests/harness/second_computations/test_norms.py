@@ -1,6 +1,6 @@
 """All explanations of wrong norms, each computed again from the definition of its norm.
 
-Leaves out: norms inside other ops (`test_formulas_alone.py`), and whole runs (`test_mistakes.py`).
+Leaves out: norms inside other ops (`test_formulas.py`), and whole runs (`test_mistakes.py`).
 """
 
 from types import SimpleNamespace

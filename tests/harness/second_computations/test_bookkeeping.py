@@ -1,6 +1,6 @@
 """Owners, lengths, rows and answers against the trace, and the helpers of checks: every sentence, on facts by hand.
 
-Leaves out: whole runs (`test_checks.py`), and wrong tracked steps and slots (`test_prefix_contents_alone.py`).
+Leaves out: whole runs (`test_checks.py`), and wrong tracked steps and slots (`test_prefix_contents.py`).
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,6 @@
 """Parts of checks of results, labels and calls, and of the choice of explanations, each alone on values made by hand.
 
-Leaves out: checks of memory, graphs and ranks, the search for causes (`test_confirm_cause_alone.py`), and formulas of
+Leaves out: checks of memory, graphs and ranks, the search for causes (`test_confirm_cause.py`), and formulas of
 explanations (`test_explanations.py`).
 """
 

@@ -1,6 +1,6 @@
 """All explanations of formulas that are almost right, each computed again from the definition of its op.
 
-Leaves out: norms (`test_norms_alone.py`), Mamba2 (`test_mamba2_alone.py`), and whole runs (`test_mistakes.py`).
+Leaves out: norms (`test_norms.py`), Mamba2 (`test_mamba2.py`), and whole runs (`test_mistakes.py`).
 """
 
 from types import SimpleNamespace

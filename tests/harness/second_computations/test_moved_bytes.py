@@ -1,6 +1,6 @@
 """Memory after each kind of event, computed again row by row; each part of it is spoiled, and found alone.
 
-Leaves out: known wrong contents (`test_prefix_contents_alone.py`), and whole runs (`test_checks.py`).
+Leaves out: known wrong contents (`test_prefix_contents.py`), and whole runs (`test_checks.py`).
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """Parts of checks of ranks, stages, transfers, trees and drawn tokens, each alone on values made by hand.
 
-Leaves out: most checks of one engine (`test_checks_alone.py`, `test_results_alone.py`), and whole runs
+Leaves out: most checks of one engine (`test_check_parts.py`, `test_result_checks.py`), and whole runs
 (`test_ranks.py`, `test_stages.py`, `test_transfers.py`, `test_trees.py`).
 """
 

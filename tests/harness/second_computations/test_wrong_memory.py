@@ -1,6 +1,6 @@
 """Explanations by memory of another request or round, each computed again from a few numbers.
 
-Leaves out: rows of a result (`test_wrong_rows_alone.py`), and inputs of an op (`test_wrong_inputs_alone.py`).
+Leaves out: rows of a result (`test_wrong_rows.py`), and inputs of an op (`test_wrong_inputs.py`).
 """
 
 from collections.abc import Iterable

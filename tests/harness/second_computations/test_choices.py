@@ -1,6 +1,6 @@
 """Choices, grown trees and experts that a side takes: judged a second time with plain numbers.
 
-Leaves out: tokens that are drawn (`test_drawn_tokens_alone.py`), and whole runs (`test_decisions.py`, `test_trees.py`).
+Leaves out: tokens that are drawn (`test_drawn_tokens.py`), and whole runs (`test_decisions.py`, `test_trees.py`).
 """
 
 import math

@@ -1,6 +1,6 @@
 """The choice of findings to explain, their data, and what requests have in common, alone on values made by hand.
 
-Leaves out: whether an explanation fits (`test_explanation_fit_alone.py`), and findings of runs (`test_diagnose.py`).
+Leaves out: whether an explanation fits (`test_explanation_fit.py`), and findings of runs (`test_diagnose.py`).
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """Explanations of attention, of its positions, and of fitted numbers, each computed again from its definition.
 
-Leaves out: norms of queries and keys (`test_norms_alone.py`), and whole runs (`test_mistakes.py`).
+Leaves out: norms of queries and keys (`test_norms.py`), and whole runs (`test_mistakes.py`).
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """Parts of checks, each alone on values made by hand, one of which is wrong.
 
-Leaves out: whole runs (`test_checks.py`), the search for causes (`test_confirm_cause_alone.py`), and formulas of
+Leaves out: whole runs (`test_checks.py`), the search for causes (`test_confirm_cause.py`), and formulas of
 explanations (`test_mistakes.py`).
 """
 

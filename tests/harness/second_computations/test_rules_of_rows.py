@@ -1,6 +1,6 @@
 """The rules of rows, drafts, prefixes and second engines: legal and illegal events one step apart, with the sentence.
 
-Leaves out: phases, pages and the driver (`test_event_rules.py`), and the table itself (`test_request_table_alone.py`).
+Leaves out: phases, pages and the driver (`test_event_rules.py`), and the table itself (`test_request_table.py`).
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Explanations by inputs of another row, request or token, each computed again from a few numbers.
 
-Leaves out: memory that an op reads (`test_wrong_memory_alone.py`), and rows of a result (`test_wrong_rows_alone.py`).
+Leaves out: memory that an op reads (`test_wrong_memory.py`), and rows of a result (`test_wrong_rows.py`).
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """The search for a cause, the ops of places, the verdict and the constants of tiers, alone on values made by hand.
 
 Each test says beforehand which change of a run removes which findings. Leaves out: runs of an engine
-(`test_ladder.py`), and explanations of a finding (`test_explanation_fit_alone.py`).
+(`test_ladder.py`), and explanations of a finding (`test_explanation_fit.py`).
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """All wrong states of the bank for a few tokens, computed a second time from the recurrence.
 
-Leaves out: the comparison with them (`test_wrong_states_alone.py`, `test_directed.py`).
+Leaves out: the comparison with them (`test_wrong_states.py`, `test_directed.py`).
 """
 
 from collections.abc import Iterator, Sequence

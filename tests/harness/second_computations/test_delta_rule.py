@@ -1,6 +1,6 @@
 """Every mistake of the catalogue of the delta rule, computed again by hand, one head and one row at a time.
 
-Leaves out: whether results fit (`test_explanation_fit_alone.py`), and kernels with these mistakes (`test_mistakes.py`).
+Leaves out: whether results fit (`test_explanation_fit.py`), and kernels with these mistakes (`test_mistakes.py`).
 """
 
 import math

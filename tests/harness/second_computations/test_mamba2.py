@@ -1,6 +1,6 @@
 """All explanations of layers of Mamba2 and of one block, each computed again from the definition of its op.
 
-Leaves out: the recurrence itself (`test_wrong_states_alone.py`), and whole runs (`test_mistakes.py`).
+Leaves out: the recurrence itself (`test_wrong_states.py`), and whole runs (`test_mistakes.py`).
 """
 
 from types import SimpleNamespace

@@ -1,6 +1,6 @@
 """Errors of tensors and directions of errors of states, measured a second time with loops over blocks.
 
-Leaves out: the wrong states (`test_wrong_state_bank_alone.py`), and whole runs (`test_directed.py`).
+Leaves out: the wrong states (`test_wrong_state_bank.py`), and whole runs (`test_directed.py`).
 """
 
 import math

@@ -1,6 +1,6 @@
 """Rings, trees, conv windows and miscounted steps with known mistakes, computed a second time.
 
-Leaves out: the bank of wrong states (`test_wrong_state_bank_alone.py`).
+Leaves out: the bank of wrong states (`test_wrong_state_bank.py`).
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
 """Explanations by rows, heads and entries at another place, each computed again by hand from a few numbers.
 
-Leaves out: inputs of an op (`test_wrong_inputs_alone.py`), and memory that it reads (`test_wrong_memory_alone.py`).
+Leaves out: inputs of an op (`test_wrong_inputs.py`), and memory that it reads (`test_wrong_memory.py`).
 """
 
 from collections.abc import Iterable
