@@ -47,9 +47,9 @@ def probabilities(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     first = torch.arange(vocab, device=logits.device) < (vocab if sampling.top_k is None else sampling.top_k)
     scores = torch.where(first, falling / fp32(sampling.temperature, logits), -torch.inf)
     sorted_ = scores.softmax(-1)
-    if sampling.top_p is not None and sampling.top_p < 1:
+    if sampling.top_p is not None and (limit := fp32(sampling.top_p, logits)) < 1:
         before = torch.cat([torch.zeros_like(sorted_[:, :1]), sorted_.cumsum(-1)[:, :-1]], -1)
-        sorted_ = torch.where(before < fp32(sampling.top_p, logits), scores, -torch.inf).softmax(-1)
+        sorted_ = torch.where(before < limit, scores, -torch.inf).softmax(-1)
     return torch.zeros_like(sorted_).scatter(-1, ids, sorted_)
 
 

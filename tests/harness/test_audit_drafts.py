@@ -206,6 +206,11 @@ def test_a_wrong_recorded_temperature_or_top_k_is_found(drawn_copy: Path, sampli
     assert found.exit is Exit.DIVERGED and {one.request for one in found.verdict.findings} == {"a"}
 
 
+def test_a_recorded_top_p_that_rounds_to_0_is_refused(drawn_copy: Path, instep: Any) -> None:
+    edited(drawn_copy, 0, sampling={"temperature": 0.9, "top_p": 1e-46})
+    assert "sampling.top_p: found 1e-46" in complaint(instep("audit", drawn_copy, "--model", TINY))
+
+
 def test_a_plain_file_has_a_uniform_per_token(tmp_path: Path, instep: Any) -> None:
     """The test draws from the model's own logits by the definition, token by token, without drafts."""
     plain = recorded(tmp_path / "plain", tokens=6, sampling=HOW, shows=False, prompts={"a": tuple(b"Return the")})
@@ -221,6 +226,7 @@ def test_a_plain_file_has_a_uniform_per_token(tmp_path: Path, instep: Any) -> No
     for spoilt, says in ((one, "uniforms: found 0, expected 1, one per token"),
                          ({**drawn, "uniforms": [1.5]}, "uniforms[0]: found 1.5"),
                          ({**drawn, "sampling": {"temperature": -1}}, "sampling.temperature: found -1"),
+                         ({**drawn, "sampling": {"temperature": 1, "top_p": 1e-46}}, "sampling.top_p: found 1e-46"),
                          ({"prompt": [1], "tokens": [2], "uniforms": [0.5]}, "and no sampling")):  # fmt: skip
         file = said(tmp_path / "c.jsonl", [spoilt])
         assert says in complaint(instep("audit", file, "--model", TINY))

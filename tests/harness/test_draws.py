@@ -130,7 +130,8 @@ WINDOW = (
     (begun(None), e.Admit("b", PROMPT, Sampling(-1.0)), "sampling.temperature: found -1.0, expected 0, or 0.001 to 1"),
     (begun(None), e.Admit("b", PROMPT, Sampling(math.nan)), "sampling.temperature: found nan"),
     (begun(None), e.Admit("b", PROMPT, Sampling(1.0, top_k=0)), "sampling.top_k: found 0, expected at least 1"),
-    (begun(None), e.Admit("b", PROMPT, Sampling(1.0, top_p=0.0)), "sampling.top_p: found 0.0, expected above 0"),
+    (begun(None), e.Admit("b", PROMPT, Sampling(1.0, top_p=0.0)), "sampling.top_p: found 0.0, expected at least 1.17"),
+    (begun(None), e.Admit("b", PROMPT, Sampling(1.0, top_p=1e-46)), "sampling.top_p: found 1e-46, expected at least "),
 ])  # fmt: skip
 def test_refusal_names_its_reason(rules: EventRules, event: e.AnyEvent, says: str) -> None:
     with pytest.raises(BadInput) as refused:

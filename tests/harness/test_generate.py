@@ -113,7 +113,8 @@ def test_sampled_tokens_are_checked_with_their_uniforms(instep: Runner, tmp_path
 @pytest.mark.parametrize(("words", "says"), [
     (("--top-k", "3"), "--temperature: found 0.0, expected one above 0 with --top-k"),
     (("--temperature", "0.00001"), "--temperature: found 1e-05, expected 0, or 0.001 to 1000.0"),
-    (("--temperature", "1", "--top-p", "1.5"), "--top-p: found 1.5, expected above 0, and at most 1"),
+    (("--temperature", "1", "--top-p", "1.5"), "--top-p: found 1.5, expected at least 1.17"),
+    (("--temperature", "1", "--top-p", "1e-46"), "--top-p: found 1e-46, expected at least 1.1754943508222875e-38, and"),
 ])  # fmt: skip
 def test_impossible_sampling_is_refused_in_one_line(instep: Runner, words: tuple[str, ...], says: str) -> None:
     assert says in complaint(instep("generate", TINY, *SHORT, *words))

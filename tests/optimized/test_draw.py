@@ -14,7 +14,7 @@ from instep_optimized.ops.triton import TRITON
 from instep_optimized.sampling_inputs import numbers
 from instep_reference.acceptance import chain
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
-from instep_reference.contract.sampling import UNIFORM, Sampling
+from instep_reference.contract.sampling import LEAST_PART, UNIFORM, Sampling
 from instep_reference.sampling import Drawing, drawn
 
 PICK = Place("trunk", AFTER_LAYERS, "pick")
@@ -24,7 +24,8 @@ BATCHES: dict[str, tuple[tuple[Sampling, tuple[int, ...]], ...]] = {  # a reques
     "plain and greedy": ((Sampling(1.0), chain(4)), (GREEDY, chain(4)), (Sampling(0.3), chain(4))),
     "a row beside windows": ((Sampling(1.2), chain(1)), (Sampling(1.0), chain(4)), (GREEDY, chain(1))),
     "top-k": ((Sampling(1.0, top_k=3), chain(3)), (Sampling(2.0, top_k=1), chain(3)), (Sampling(0.7), chain(3))),
-    "top-p": ((Sampling(1.0, top_p=0.5), chain(3)), (Sampling(3.0, top_p=0.9), chain(3)), (GREEDY, chain(3))),
+    "top-p": ((Sampling(1.0, top_p=0.5), chain(3)), (Sampling(3.0, top_p=0.9), chain(3)), (GREEDY, chain(3)),
+              (Sampling(1.0, top_p=LEAST_PART), chain(3))),
     "both": ((Sampling(1.5, top_k=9, top_p=0.8), chain(4)), (Sampling(0.9, top_k=70, top_p=0.05), chain(4))),
     "trees": ((Sampling(1.3), (-1, 0, 0, 1, 1)), (Sampling(1.0, top_k=20), (-1, 0, 0, 0, 3)), (GREEDY, chain(5))),
     "all the same": ((Sampling(1.0, top_k=4, top_p=0.99), (-1, 0, 0, 0, 0)),) * 3,

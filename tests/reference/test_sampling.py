@@ -4,6 +4,7 @@ Leaves out: acceptance with given probabilities (`test_acceptance.py`), and the 
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -16,7 +17,7 @@ import torch
 
 from instep_reference.acceptance import block_sampled, chain, draws, greedy, sampled
 from instep_reference.contract.engine import Admit, Path, Row
-from instep_reference.contract.sampling import UNIFORM, Sampling
+from instep_reference.contract.sampling import LEAST_PART, UNIFORM, Sampling
 from instep_reference.engine import ReferenceEngine
 from instep_reference.label_ledger import LedgerEngine
 from instep_reference.sampling import probabilities
@@ -33,7 +34,9 @@ LOGITS = torch.tensor([[2.0, 0.0, 2.0, 1.0, -3.0]], dtype=torch.float64)
     (Sampling(1.0, top_k=3), [2.0, None, 2.0, 1.0, None]),
     (Sampling(1.0, top_k=9), [2.0, 0.0, 2.0, 1.0, -3.0]),
     (Sampling(1.0, top_p=1.0), [2.0, 0.0, 2.0, 1.0, -3.0]),
+    (Sampling(1.0, top_p=1 - 1e-9), [2.0, 0.0, 2.0, 1.0, -3.0]),  # 1 in fp32
     (Sampling(1.0, top_p=0.1), [2.0, None, None, None, None]),
+    (Sampling(1.0, top_p=LEAST_PART), [2.0, None, None, None, None]),
     (Sampling(1.0, top_p=0.42), [2.0, None, 2.0, None, None]),  # the first alone has 0.397
     (Sampling(0.5, top_p=0.7), [4.0, None, 4.0, None, None]),  # of the kept weights at this temperature
     (Sampling(2.0, top_p=0.7), [1.0, None, 1.0, 0.5, None]),
@@ -49,6 +52,21 @@ def test_temperature_and_top_p_are_those_of_fp32() -> None:
     said = probabilities(LOGITS, Sampling(0.7))
     for temperature, same in ((torch.tensor(0.7).double(), True), (0.7, False)):
         assert torch.allclose(said, (LOGITS / temperature).softmax(-1), rtol=1e-12, atol=0) is same
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_top_p_that_rounds_to_1_keeps_every_token(dtype: torch.dtype) -> None:
+    """The sum of the tokens before the last one is 1 in the width of these logits."""
+    logits = torch.tensor([[0.0, -50.0]], dtype=dtype)
+    assert probabilities(logits, Sampling(1.0, top_p=1 - 1e-9)).tolist() == logits.softmax(-1).tolist()
+
+
+@pytest.mark.parametrize(("top_p", "wrong"), [
+    (LEAST_PART, False), (LEAST_PART * (1 - 2**-53), True), (1e-46, True), (0.0, True), (math.nan, True), (1.0, False),
+])  # fmt: skip
+def test_a_top_p_that_may_round_to_0_is_refused(top_p: float, wrong: bool) -> None:
+    due = [("top_p", "at least 1.1754943508222875e-38, and at most 1")] if wrong else []
+    assert [(field, expected) for field, _, expected in Sampling(1.0, top_p=top_p).wrong()] == due
 
 
 TREES = [  # tokens, parents

@@ -135,9 +135,9 @@ class _Weights:
             sure, may = _before(falling, error)
             low = torch.where((may < sampling.top_k)[rank], low, 0.0)
             high = torch.where((sure < sampling.top_k)[rank], high, 0.0)
-        if sampling.top_p is not None and sampling.top_p < 1:
+        if sampling.top_p is not None and (edge := float(fp32(sampling.top_p, x))) < 1:
             sure, may = _before(falling, error)
-            edge, slack = float(fp32(sampling.top_p, x)), sums_error(len(x), eps)
+            slack = sums_error(len(x), eps)
             some, most = (torch.cat([weight.new_zeros(1), weight[order].cumsum(0)]) for weight in (low, high))
             # The least and the largest part of all tokens before a token, which itself belongs to the rest.
             least = some[sure] / (some[sure] + most[-1] - most[sure]).clamp(min=torch.finfo(x.dtype).tiny)

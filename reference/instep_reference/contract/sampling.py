@@ -25,9 +25,10 @@ from collections.abc import Iterator
 import msgspec
 
 UNIFORM = 2.0**-24  # every uniform is a multiple of it, below 1: so it is exact in fp32 and in JSON
-# Within these ranges fp32 suffices: a logit over a temperature stays finite, and a top_k is exact.
+# Within these ranges fp32 suffices: a logit over a temperature stays finite, a top_k is exact, and a top_p is not 0.
 TEMPERATURES = (0.001, 1000.0)  # the smallest and the largest temperature above 0
 MOST_KEPT = 2**24  # the largest top_k
+LEAST_PART = 2.0**-126  # the smallest top_p: a device may round a smaller number of fp32 to 0, which keeps no token
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -51,5 +52,5 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             yield "temperature", self.temperature, f"0, or {low} to {high}"
         if self.top_k is not None and not 1 <= self.top_k <= MOST_KEPT:
             yield "top_k", self.top_k, f"at least 1, and at most {MOST_KEPT}"
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            yield "top_p", self.top_p, "above 0, and at most 1"
+        if self.top_p is not None and not LEAST_PART <= self.top_p <= 1:
+            yield "top_p", self.top_p, f"at least {LEAST_PART}, and at most 1"

@@ -411,6 +411,23 @@ def test_rows_lack_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not [*found()]
 
 
+def test_tries_of_600_rows_are_counted_beyond_the_largest_float() -> None:
+    """Every row has another second expert, or lacks it."""
+    layer = replace(LAYERS["gated"], x=drawn(600, D))
+    made, shares, chosen = pairs_of(layer)
+    other = [[one[0], next(number for number in range(E) if number not in one), E] for one in chosen]
+    case = case_of(layer)
+    case.found = summed(made, shares, other)
+    (moved,) = experts.other_experts(case)  # type: ignore[arg-type]
+    assert moved.sentence.endswith(", and 596 more go elsewhere") and moved.tries == 125**600
+    mix = experts.mixture(case)  # type: ignore[arg-type]
+    assert mix is not None
+    case.found = summed(made, [[first, 0.0, opened] for first, _, opened in shares], chosen)
+    (lost,) = experts._left_out(case, mix, mix.weighed(mix.shares(2, True)), mix.made(layer.mlp.experts),
+                                mix.shared())  # type: ignore[arg-type]  # fmt: skip
+    assert lost.sentence.endswith(", and in 596 more") and lost.tries == 4**600
+
+
 def test_rows_of_all_requests_are_grouped_by_expert() -> None:
     """The launch has 5 rows of one request, and then 2 of another one; their numbers in it begin at 5."""
     layer = LAYERS["gated"]

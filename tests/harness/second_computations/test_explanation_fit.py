@@ -176,6 +176,7 @@ def test_a_number_is_no_coincidence_if_it_is_near_enough() -> None:
         (1e-4, 9.9, 1.0, 1, True), (1e-4, 10.1, 1.0, 1, False), (1e-4, 1.0, 9.9, 1, True), (1e-4, 1.0, 10.1, 1, False),
         (1e-4, 3.0, 3.0, 1, True), (1e-4, 4.0, 3.0, 1, False), (0.0, 1e290, 1.0, 1, True), (0.19, 1.0, 1.0, 5, True),
         (0.19, 1.0, 1.0, 4, False), (0.199, 1.0, 1.0, 9, True), (0.201, 1.0, 1.0, 9, False),
+        (1e-4, 1.0, 10**400, 101, True), (1e-4, 1.0, 10**400, 100, False),  # more than the largest float
     ):  # fmt: skip
         case = compared("hidden", right.expand(count, 1), (2 - part) * right.expand(count, 1), 0.2)
         one = Explanation("is doubled", 2 * right.expand(count, 1), tries)

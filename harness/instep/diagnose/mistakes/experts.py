@@ -351,7 +351,7 @@ def _left_out(
     else:
         told = [f"{listed('expert', numbers)} in row {row}" for row, numbers in lost.items()]
         says = f"lacks {', '.join(told[:SHOWN])}" + (f", and in {len(told) - SHOWN} more" if len(told) > SHOWN else "")
-    yield Explanation(says, wrong, float(len(keeps)) ** len(lost))
+    yield Explanation(says, wrong, len(keeps) ** len(lost))
 
 
 def _grouped(case: Case) -> Iterator[Explanation]:
@@ -402,7 +402,7 @@ def other_experts(case: Case) -> Iterator[Explanation]:
             told.append(f"row {row} goes to {_named(there, count)} instead of {_named(lost, count)}")
     if told:
         more = f", and {len(told) - SHOWN} more go elsewhere" if len(told) > SHOWN else ""
-        yield Explanation(", ".join(told[:SHOWN]) + more, _mixed(made, share, wrong), float(tries) ** len(told))
+        yield Explanation(", ".join(told[:SHOWN]) + more, _mixed(made, share, wrong), tries ** len(told))
 
 
 def _pairs(mix: Mixture) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -98,16 +98,17 @@ def fit(case: Compared, one: Explanation, tried: float = 1.0) -> Fit | None:
     grain = 9 * granted[0].max().square() * cells(case.component, right).square().sum(-1)
     matters, nearer = apart > grain, near < far
     taken = matters & nearer
+    chance = math.log(tried) + math.log(one.tries)
     if not taken.any():
         begins = cells(case.component, lost.double()).shape[:-1].numel()  # places where the lost numbers could begin
-        alone = lost.any() and not lost.all() and tried * one.tries <= CHANCE * begins and agrees(case)
+        alone = lost.any() and not lost.all() and chance <= math.log(CHANCE * begins) and agrees(case)
         return Fit(one.sentence, 0.0, False, one.wrong, one.name) if alone else None
     stands = torch.where(_spread(case.component, nearer, found), wrong, right)
     left = _explained_left(case, stands, one)
     ratio = math.sqrt(float(near[taken].sum() / far[taken].sum()))
     count = int(_spread(case.component, taken, found).sum())
     match = ratio if one.tries == 1 else _match(case, wrong, taken)
-    chance = math.log(tried * one.tries) + count * math.log(max(match, 1e-300))
+    chance += count * math.log(max(match, 1e-300))
     if not (left <= 1 and ratio <= NEAR and chance <= math.log(CHANCE)):
         return None
     part = bool((taken != matters).any())

@@ -49,14 +49,14 @@ def in_16_bits(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 class Explanation(NamedTuple):
     """A sentence without a subject, and the tensor that the mistake would leave, with the shape of the found one.
 
-    tries  how many tensors were tried for it, if it is the best of several
+    tries  how many tensors were tried for it, if it is the best of several: an int, as a float would overflow
     draws  [draws, ...]: the same tensor as implementations of the mistake may round it; None: rounded as the right one
     name   its entry in the catalogue, if it is one
     """
 
     sentence: str
     wrong: torch.Tensor
-    tries: float = 1.0
+    tries: float = 1
     draws: Callable[[], torch.Tensor] | None = None
     name: str = ""
 

@@ -18,9 +18,9 @@ from .explanation_fit import cells
 from .finding_case import Case, Explanation
 from .norms import eps_of, norm_input
 
-TRIES = 1e6  # tries that a fitted number counts as
+TRIES = 10**6  # tries that a fitted number counts as
 FEWEST, EXACT = 8, 1e-5  # numbers of an entry that share a scale, and how nearly they do
-SAME_SCALE, MOST_FITTED = 1e-3, 32  # a relative change of a scale that is none, and how many of them count as tries
+SAME_SCALE = 1e-3  # a relative change of a scale that is none
 STEPS, NUDGE = 4, 1e-6  # steps of Newton's method, and the relative change that measures the slope
 
 
@@ -74,7 +74,7 @@ def _scales(case: Case) -> Iterator[Explanation]:
     if count and (factors > 0).all():
         wrong = (factors * given).transpose(0, 1) if core else factors * given
         says = _of_scales("tile", factors[factors != 1])
-        yield Explanation(says, rest + wrong, TRIES ** min(count, MOST_FITTED))
+        yield Explanation(says, rest + wrong, TRIES**count)
 
 
 def _runs(size: int, tile: int | None) -> list[slice]:

@@ -21,7 +21,7 @@ from ...watch.memory_changes import pattern
 from ...watch.rows_by_request import row_spans, rows
 from .finding_case import Case, Explanation, in_16_bits
 from .wrong_labels import code, embedded, heads, vocab_of
-from .wrong_rows import MOST_TRIED, SHOWN
+from .wrong_rows import SHOWN
 
 # Component -> the components that its op reads, if there are several, or if it reads memory, too.
 READS: dict[str, tuple[str, ...]] = {
@@ -193,8 +193,7 @@ def tokens(case: Case) -> Iterator[Explanation]:
     ours, due = (nearest(x.to("cpu", torch.float64), rows) for x in (case.found, case.right))
     wrong = [row for row, pair in enumerate(zip(ours, due, strict=True)) if pair[0] != pair[1]]
     if wrong:
-        tries = float(len(rows)) ** min(len(wrong), MOST_TRIED)
-        yield Explanation(_sentence(case, wrong, ours, due), rows[ours], tries)
+        yield Explanation(_sentence(case, wrong, ours, due), rows[ours], len(rows) ** len(wrong))
 
 
 def _sentence(case: Case, wrong: list[int], ours: list[int], due: list[int]) -> str:

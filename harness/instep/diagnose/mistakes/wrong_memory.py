@@ -196,7 +196,7 @@ def _begun_again(case: Case) -> Iterator[Explanation]:
         wrong = torch.cat((wrong[:row], made[row:]))
     if begins:
         says = f"begins with zeros again at {listed('row', begins)}"
-        yield Explanation(says, wrong, float(len(wrong)) ** len(begins))
+        yield Explanation(says, wrong, len(wrong) ** len(begins))
 
 
 def _first_wrong(case: Case, other: torch.Tensor) -> int:

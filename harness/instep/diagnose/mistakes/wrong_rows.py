@@ -26,7 +26,6 @@ from .finding_case import STANDS, Case, Explanation
 
 SHOWN = 4  # pairs of rows that are printed
 MOST = 256  # rows that are compared with each other at most, if each has as many numbers
-MOST_TRIED = 50  # rows whose choices count as tries, so that their number stays finite: of 2**20 rows 2**1000
 
 
 def result_rows(case: Case) -> Iterator[Explanation]:
@@ -109,7 +108,7 @@ def permuted(case: Case, axis: int, what: str, others: Sequence[tuple[str, torch
         return  # it equals several rows
     wrong = right.clone()
     wrong[moved] = sources[nearest[moved]].reshape(wrong[moved].shape).to(wrong)
-    tries = float(len(sources)) ** (1 if ruled else min(len(pairs), MOST_TRIED))
+    tries = len(sources) ** (1 if ruled else len(pairs))
     yield Explanation(_sentence(what, pairs, len(right)), wrong.movedim(0, axis), tries)
 
 

@@ -44,7 +44,7 @@ def addresses(case: Case) -> Iterator[Explanation]:
     taken = nearest.tolist()
     if taken != due:
         yield Explanation(_sentence(taken, due, mine, spans, case.piece.span.nodes), sources[nearest],
-                          float(len(sources)) ** len(due))  # fmt: skip
+                          len(sources) ** len(due))  # fmt: skip
 
 
 def _by_stride(case: Case, weight: torch.Tensor, nodes: tuple[int, ...]) -> Iterator[Explanation]:
