@@ -516,7 +516,7 @@ def test_merged_runs_have_tested_what_one_of_them_tested(tmp_path: Path) -> None
 
 
 @WHOLE
-def test_soak_shares_its_seeds_and_lists_each(
+def test_soak_shares_its_seeds_and_sums_them(
     tmp_path: Path, instep: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def served(options: dict[str, str]) -> Result:
@@ -528,9 +528,7 @@ def test_soak_shares_its_seeds_and_lists_each(
     words = ("soak", "--farm", tmp_path / "farm", "--model", TINY, "--rounds", 4500, "--ops", "ledger", "--json", out)
     ran = instep(*words, "--seed", 9, "--jobs", 2)
     assert ran.code == Exit.AGREED, ran
-    assert [(run["seed"], run["rounds"]) for run in json.loads(out.read_text())["runs"]] == [
-        (9, 2000), (10, 2000), (11, 2000)
-    ]
+    assert [(run["seeds"], run["rounds"]) for run in json.loads(out.read_text())["runs"]] == [([9, 10, 11], 6000)]
     assert instep(*words, "--seed", 9).code == Exit.AGREED and len(told.ran) == 3
     assert "to join serves nothing" in complaint(instep(*words, "--join", out))
 

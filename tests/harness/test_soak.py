@@ -19,6 +19,7 @@ from instep.trace.event_rules import EventRules
 from instep.trace.file import read
 from instep.verdict import Exit
 from instep_reference.contract.engine import Forward
+from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import kind_of
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE
@@ -59,16 +60,46 @@ def test_two_sessions_make_one_sum(instep: Runner, model: Path, tmp_path: Path) 
     assert instep(*told[:-1], other, "--rounds", 1, "--seed", 1).code == Exit.AGREED
     assert instep("soak", "--json", file, "--join", other).code == Exit.AGREED
     joined: Any = json.loads(file.read_text())
-    assert [(run["seed"], run["rounds"]) for run in joined["runs"]] == [(0, 3), (1, 1)]
+    assert [(run["seeds"], run["rounds"]) for run in joined["runs"]] == [([0, 1], 4)]
     assert "of ledger with seed 1, which is there" in complaint(instep("soak", "--json", file, "--join", other))
-    assert instep(*told, "--rounds", 2, "--seed", 1).code == Exit.AGREED, "each seed continues separately"
-    assert [run["rounds"] for run in json.loads(file.read_text())["runs"]] == [3, 2]
+    for seed in (0, 1):
+        assert "found a sum of 2 seeds" in complaint(instep(*told, "--rounds", 2, "--seed", seed))
+    assert instep(*told, "--rounds", 2, "--seed", 2).code == Exit.AGREED, "each other seed continues separately"
+    assert [run["rounds"] for run in json.loads(file.read_text())["runs"]] == [4, 2]
     file.write_text("{}")
     assert "a file that `instep soak` wrote" in complaint(instep(*told, "--rounds", 5))
     assert "to join serves nothing" in complaint(instep("soak", "--json", file, "--join", other, "--minutes", 1))
     assert "another file" in complaint(instep("soak", "--json", other, "--join", other))
     for bad in (("--json", other, "--join", file), ("--json", other, "--join", tmp_path), ("--join", other)):
         assert "soak` wrote" in (said := complaint(instep("soak", *bad))) or "takes the others in" in said
+
+
+def test_seeds_that_agree_are_joined_to_one_row_a_setting(tmp_path: Path) -> None:
+    """A row of another setting, one that compared nothing, and one with a finding remain."""
+    found = totals.Found(3, "a.jsonl", True, "wrong")
+
+    def row(seed: int, mib: tuple[int, ...] = (5, 7), commit: str = "a", elements: int = 4, ops: str = "ledger",
+            wrong: bool = False) -> totals.Soaked:  # fmt: skip
+        session = totals.Session(f"date {9 - seed}", commit, {}, 1.5, 2, 3, elements, mib)
+        met = {"idle": 1, f"{seed}": 1}
+        return totals.Soaked({"ops": ops, "device": "cpu"}, "m", seed, engines=1, stretches=2, refused=5,
+                             conditions=met, sessions=[session], found=[found] * wrong)  # fmt: skip
+
+    several = [row(1), row(2, (6, 9)), row(3, commit="b"), row(4, elements=0), row(5, ops="plain"), row(6, wrong=True)]
+    runs, first = list[totals.Soaked](), tmp_path / "first.json"
+    totals.result(several, None).write(first)
+    totals.join(runs, first)
+    assert [run.seeds for run in runs] == [[1, 2, 3], [4], [5], [6]]
+    one = runs[0]
+    assert (one.engines, one.stretches, one.refused, one.conditions) == (3, 6, 15, {"idle": 3, "1": 1, "2": 1, "3": 1})
+    assert one.sessions == [totals.Session("date 7", "a", {}, 3.0, 4, 6, 8, (6, 9), 2), *several[2].sessions]
+    totals.result(runs, None).write(second := tmp_path / "second.json")
+    assert totals.read(second) == runs
+    with pytest.raises(BadInput, match="a soak of ledger with seed 3, which is there"):
+        totals.join([row(3)], second)
+    (told,) = totals.document(runs, None).tables
+    assert [line[1:3] for line in told.rows] == [("1 and 2 more", "6"), ("4", "2"), ("5", "2"), ("6", "2")]
+    assert [line[7] for line in told.rows] == ["3", "1", "1", "1"]
 
 
 def test_no_time_is_inconclusive(instep: Runner, model: Path) -> None:
