@@ -4,7 +4,7 @@
     side = player.serve(event)
 
 Without observers `serve` calls `event.on(engine)` and nothing else, so a timer measures the engine alone.
-Leaves out: which event is legal (`trace/event_rules.py`), and the observers (`observe/`).
+Leaves out: which event is legal (`trace/event_rules.py`), and the observers (`watch/player_observers.py`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -42,7 +42,7 @@ from instep.trace.file import read
 from instep.verdict import Comparison, Exit, Tier, Verdict
 from instep_optimized.ops.op_protocols import ExpertWeights
 from instep_proof import calibrate as calibration
-from instep_proof.calibrate import allowance_use
+from instep_proof.calibrate import correct_op_sets
 from instep_proof.calibrate.allowance_use import STORAGES, STRATEGIES, Stage, Variant, variants
 from instep_proof.calibrate.calibration_traces import scene, trees
 from instep_proof.calibrate.graded_errors import ERRORS, IN_MEMORY, NUMBERS, OWN, Limit, limit, names
@@ -81,9 +81,9 @@ def test_expert_sums_have_other_orders_and_every_fourth_scene_has_experts() -> N
     sizes = (6, 48), (6, 32, 48), (6, 48, 16), (20, 48), (48, 10), (1, 48)
     weights = ExpertWeights(*(torch.randn(size, generator=drawn) / 7 for size in sizes))
     given = {"x": X[:, 0], "weights": weights, "top_k": 2, "norm_topk": True, "to": Place("trunk", 0, "mlp")}
-    plain = allowance_use.PLAIN.moe(**given)
-    for form in allowance_use.FORMS:
-        found = allowance_use.correct(form, 4).moe(**given)
+    plain = correct_op_sets.PLAIN.moe(**given)
+    for form in correct_op_sets.FORMS:
+        found = correct_op_sets.correct(form, 4).moe(**given)
         assert torch.allclose(found, plain, rtol=1e-4, atol=1e-5)
         assert form == "chunked" or not torch.equal(found, plain), form
 
@@ -92,9 +92,9 @@ def test_expert_sums_have_other_orders_and_every_fourth_scene_has_experts() -> N
 def test_an_expert_whose_share_is_not_normed_is_found(
     activations: str, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ops = replace(allowance_use.correct("blocked", 1), moe=partial(spoiled, allowance_use.PLAIN.moe))
-    monkeypatch.setattr(allowance_use, "SPOILED", ops, raising=False)
-    name = f"{allowance_use.__name__}:SPOILED"
+    ops = replace(correct_op_sets.correct("blocked", 1), moe=partial(spoiled, correct_op_sets.PLAIN.moe))
+    monkeypatch.setattr(correct_op_sets, "SPOILED", ops, raising=False)
+    name = f"{correct_op_sets.__name__}:SPOILED"
     found = stage.run(Variant(3, name, (activations, "float32"), "rerun", "windows", "VK", 3)).findings
     assert found and found[0].place.component == "mlp", found[:1]
 
@@ -105,10 +105,10 @@ def spoiled(moe: Callable[..., Any], **given: Any) -> torch.Tensor:
 
 def test_every_form_sums_the_same_terms_in_its_own_order() -> None:
     seen = {}
-    for form in allowance_use.FORMS:
+    for form in correct_op_sets.FORMS:
         if form == "chunked":
             continue
-        order = allowance_use.Order(form, 4)
+        order = correct_op_sets.Order(form, 4)
         total, product = order.total(X), order.product(X[:, 0], WEIGHT)
         assert torch.allclose(total, X.sum(-1), rtol=1e-4, atol=1e-5)
         assert torch.allclose(product, X[:, 0] @ WEIGHT.T, rtol=1e-4, atol=1e-5)
@@ -117,16 +117,16 @@ def test_every_form_sums_the_same_terms_in_its_own_order() -> None:
 
 
 def test_correct_op_sets_are_found_by_name() -> None:
-    assert find("instep_proof.calibrate.allowance_use:running_3").name == "running_3"
+    assert find("instep_proof.calibrate.correct_op_sets:running_3").name == "running_3"
     for wrong in ("running", "running_x", "walking_3", "running_3_narrow"):
         with pytest.raises(BadInput):
-            find(f"instep_proof.calibrate.allowance_use:{wrong}")
+            find(f"instep_proof.calibrate.correct_op_sets:{wrong}")
 
 
 def test_200_variants_are_all_different_and_meet_every_kind() -> None:
     made = list(variants(200))
     assert len({one.ops for one in made}) == len(made), "the seed is the number"
-    forms = allowance_use.FORMS
+    forms = correct_op_sets.FORMS
     assert {(one.form, one.storage) for one in made} == {(f, storage) for f in forms for storage in STORAGES}
     assert {(one.strategy, one.conv) for one in made} == set(STRATEGIES)
     assert {(one.strategy, one.form) for one in made} >= {(s, f) for s, _ in STRATEGIES for f in forms}
@@ -163,7 +163,7 @@ def test_a_correct_engine_is_left_alone(stage: Stage, variant: Variant) -> None:
 
 def test_a_variant_that_takes_a_tree_for_a_chain_is_wrong(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     variant = Variant(4, "blocked", ("float32", "float32"), "snapshot", "windows", "VK", 2)
-    monkeypatch.setattr(allowance_use.GDN, "ancestry", lambda part, who: None)
+    monkeypatch.setattr(correct_op_sets.GDN, "ancestry", lambda part, who: None)
     found = stage.run(variant).findings
     assert found and "the tree is taken for a chain" in str([found[0].diagnosis, found[0].explained])
 
@@ -330,7 +330,7 @@ def test_an_injected_error_of_size_0_that_is_found_is_a_mistake(stage: Stage, mo
 def test_the_committed_result_is_of_enough_engines_and_called_none_wrong() -> None:
     told = json.loads((RESULTS / "calibration.json").read_text())
     assert told["variants"] == len(told["ran"]) >= 200 and told["alarms"] == []
-    forms = allowance_use.FORMS
+    forms = correct_op_sets.FORMS
     assert {(one["form"], one["states"]) for one in told["ran"]} >= {(f, s) for f in forms for _, s in STORAGES}
     for tier in Tier:
         rates = [rate for rate in told["false_alarms"] if rate["tier"] == tier.value]
@@ -347,7 +347,7 @@ def test_the_committed_long_runs_accused_no_engine_and_find_small_slips() -> Non
     long = json.loads((RESULTS / "one-sided.json").read_text())["long"]
     assert long["engines"] == len(long["ran"]) == 200 and long["alarms"] == []
     assert long["used"] < 0.7 and long["groups"] > 1_500_000
-    assert {one["form"] for one in long["ran"]} >= {*allowance_use.FORMS}
+    assert {one["form"] for one in long["ran"]} >= {*correct_op_sets.FORMS}
     ran = Counter(one["form"] for one in long["ran"])
     assert all(ran[name] == 20 for name in {*CALIBRATED} - {"plain"})
     at = long["slips"].index(2e-7)
@@ -385,7 +385,7 @@ def test_another_order_of_summation_passes_with_room(
         of = getattr(check, compares)
         monkeypatch.setattr(check, compares, lambda self, context, piece, of=of: of(
             self, context, piece.with_all_draws()))  # fmt: skip
-    setting = Setting(f"instep_proof.calibrate.allowance_use:{form}_7", strategy=strategy)
+    setting = Setting(f"instep_proof.calibrate.correct_op_sets:{form}_7", strategy=strategy)
     trace = read(TRACES / "accepted.jsonl") if trained else few_channels("accepted", 2)
     outcome = Replay(trace, setting).run(until=5)
     assert outcome.verdict.exit == Exit.AGREED

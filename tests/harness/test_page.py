@@ -16,8 +16,9 @@ import torch
 
 from instep.report.divergence_message import divergence
 from instep.report.html import heat_map
-from instep.report.html.heat_map import HEAD, TABLE, Row, lanes_of
+from instep.report.html.heat_map import HEAD, TABLE, Row
 from instep.report.html.replay import page_of, pooled
+from instep.report.html.timeline import lanes_of
 from instep.report.html.write_page import ASSETS
 from instep.trace.file import read
 from instep.verdict import Comparison, Skipped, Tier

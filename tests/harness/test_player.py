@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from instep.player import Observer, Player, Side
-from instep.watch.observers import LastStates, OnHost, States, Within
+from instep.watch.player_observers import LastStates, OnHost, States, Within
 from instep_reference.contract import engine as e
 
 EVENTS: list[tuple[e.Event, str, tuple[Any, ...]]] = [

@@ -18,8 +18,8 @@ from instep.checks.wrong_state_inputs import read
 from instep.diagnose.mistakes.delta_rule import candidates, listed
 from instep.diagnose.mistakes.delta_rule_with_hooks import Call, spread
 from instep.oracle import storage_rounding
+from instep.run.patched_tensors import as_kept
 from instep.run.replay import Replay
-from instep.run.run_variants import as_kept
 from instep.setting import FP8, Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier

@@ -9,8 +9,9 @@ import pytest
 
 from instep.run.build_compared_engines import participants_of
 from instep.run.lockstep import Lockstep
+from instep.run.patched_tensors import Patching
 from instep.run.replay import Replay
-from instep.run.run_variants import AS_IS, Patch, Patching, Variant, patch_of, place_of, spelled, swapped, swaps_of
+from instep.run.run_variants import AS_IS, Patch, Variant, patch_of, place_of, spelled, swapped, swaps_of
 from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Comparison, Exit, Tier

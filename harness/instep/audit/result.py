@@ -14,7 +14,8 @@ from ..report import outcome_data
 from ..report.divergence_message import message, numbers, where
 from ..report.document import Data, Document, Listing, findings, matrix, messages, short, totals, word
 from ..report.html import replay
-from ..report.html.heat_map import NOBODY, UNKNOWN, Lanes, Row, lanes_of
+from ..report.html.heat_map import Row
+from ..report.html.timeline import NOBODY, UNKNOWN, Lanes, lanes_of
 from ..report.outcome_data import finding
 from ..report.result import Result
 from ..report.runs_document import conclusions, omitted

@@ -31,7 +31,7 @@ from ..trace.header import Header, Model, Part, Recording, Room
 from ..trace.policy import Arrival, Policy
 from ..trace.request_table import RequestTable, Standing
 from ..watch.batched_host_copies import on_host
-from ..watch.observers import LastStates
+from ..watch.player_observers import LastStates
 
 PAGE_SIZE = 16
 CHUNK = 64  # tokens of a prompt that run in one step, next to the windows of others

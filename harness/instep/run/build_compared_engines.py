@@ -66,9 +66,10 @@ from ..watch.memory_changes import Watch
 from ..watch.visible_places import WHOLE, Shown
 from .build_parallel_engines import joins, parallel_engine
 from .compared_engine import Participant, RepeatedRuns, guarded
+from .patched_tensors import PatchableEngine, Patching
 from .reference_cache import Reusing, count
 from .reference_with_declared_storage import StoringEngine
-from .run_variants import AS_IS, PatchableEngine, Patching, Variant, swapped
+from .run_variants import AS_IS, Variant, swapped
 
 AT_ONCE = 512  # tokens of a text that run as one chunk: attention of the reference has a score for each pair
 Declares = Ops | Maker | ByVerbs | DerivedEngine | None  # objects that declare rounding

@@ -29,7 +29,7 @@ from ..subject.engines.ranked import RankedEngine
 from ..subject.engines.replicated import GroupEngine, Padded, noted_padding
 from ..subject.engines.staged import PartedEngine, StagedEngine
 from ..watch.gather_event_log import RankedInstrumentation, ReplicatedInstrumentation, StagedInstrumentation
-from .run_variants import PatchableReplica, PatchableStage
+from .patched_tensors import PatchableReplica, PatchableStage
 
 Make = Callable[[type], Callable[..., Any]]  # a kind of engine -> what makes one of it, from its op set and its part
 Ticks = Sequence[Callable[[int], None]]

@@ -20,7 +20,7 @@ from ..oracle.expert_routes import Routes
 from ..oracle.reordered_arithmetic import Reordered, aside
 from ..player import Observer, Player, Side
 from ..subject.guarded_calls import Checked, GuardedEngine, Materialized
-from ..watch.observers import Activations, Answered, OnHost, States, Within
+from ..watch.player_observers import Activations, Answered, OnHost, States, Within
 
 
 class WatchedEngine(Engine, Watched, Protocol):

@@ -39,7 +39,8 @@ from ..watch.rank_facts import GroupFacts, RankFacts, StageFacts
 from ..watch.rows_by_request import cut_down, in_batch_order, kept
 from ..watch.visible_places import Shown
 from .build_compared_engines import Participants
-from .run_variants import PatchableEngine, spelled
+from .patched_tensors import PatchableEngine
+from .run_variants import spelled
 from .subject_errors import failures
 
 Progress = Callable[[int, Event], None]

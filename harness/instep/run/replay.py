@@ -50,8 +50,9 @@ from .build_compared_engines import Participants, Plan, candidates, participants
 from .build_parallel_engines import refuse
 from .compared_engine import RepeatedRuns
 from .lockstep import EVERY_EVENT, Lockstep, Part, Progress, Settle, run
+from .patched_tensors import PatchedOracle, must_fit
 from .rank_processes import START, over_processes
-from .run_variants import AS_IS, PatchedOracle, Variant, must_fit
+from .run_variants import AS_IS, Variant
 from .stress import stressed
 from .subject_errors import failure
 from .trace_history import History

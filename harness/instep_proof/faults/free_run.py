@@ -23,7 +23,7 @@ from instep.trace.file import Trace, read
 from instep.trace.policy import Policy, read_policy
 from instep.trace.request_table import Standing
 from instep.watch.event_digests import feed
-from instep.watch.observers import LastStates
+from instep.watch.player_observers import LastStates
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.drafters import EXTERNAL
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, RequestState

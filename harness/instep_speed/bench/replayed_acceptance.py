@@ -26,7 +26,7 @@ from instep.trace.file import Trace
 from instep.trace.header import Model
 from instep.verdict import Comparison, Tier
 from instep.watch.event_context import EventContext
-from instep.watch.observers import LastStates
+from instep.watch.player_observers import LastStates
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput

@@ -21,7 +21,7 @@ from instep.run.engine_without_comparison import engine
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.event_scheduler import drive
-from instep.watch.observers import Activations
+from instep.watch.player_observers import Activations
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place_names import AFTER_LAYERS, Place

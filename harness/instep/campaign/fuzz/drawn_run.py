@@ -13,8 +13,8 @@ from ...diagnose import RunHistory, explained
 from ...oracle.state_oracle import FreeOracle
 from ...run.build_compared_engines import Participants, Plan, participants_of
 from ...run.lockstep import Lockstep, run
+from ...run.patched_tensors import PatchedOracle
 from ...run.replay import checks_for, oracle_for
-from ...run.run_variants import PatchedOracle
 from ...subject.guarded_calls import SubjectFailed
 from ...trace.event_rules import EventRules
 from ...trace.event_scheduler import Step, recorded

@@ -29,7 +29,7 @@ from ...trace.event_scheduler import own_say
 from ...trace.file import Trace
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.event_context import EventContext
-from ...watch.observers import OnHost, Watching
+from ...watch.player_observers import OnHost, Watching
 from ...watch.rows_by_request import UPDATE, row_spans
 from .case import Case, Relation, Results, our_own
 from .compare_records import bitwise, different, parts, pools, unserved

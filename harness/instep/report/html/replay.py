@@ -20,7 +20,7 @@ from ..divergence_message import DIFFERS, command, command_at, numbers, where
 from ..finding_tensors import tensor_at
 from ..outcome_data import listed_findings
 from . import heat_map, write_page
-from .heat_map import Lanes, lanes_of
+from .timeline import Lanes, lanes_of
 
 MAPPED = 8  # tensors that are drawn
 EVENT = 10**9  # placeholder for an event in a command; no trace is that long
