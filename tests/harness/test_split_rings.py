@@ -22,10 +22,10 @@ from instep_optimized import Options, load
 from instep_optimized.memory.budget import ring_pools
 from instep_optimized.options import check
 from instep_proof.faults.catalogue import FAMILIES, by_id
-from instep_proof.faults.catalogue.fault import Fault
+from instep_proof.faults.catalogue.fault import Edit, Fault
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, Unsupported
-from support.inputs.few_channels import same_events
+from support.inputs.few_channels import few_channels, same_events
 from support.inputs.traces import brief, recording
 from support.running.covering import WHOLE, few
 from support.running.planting import planted_here
@@ -125,6 +125,29 @@ def test_a_fault_in_one_part_is_found_and_named(fault: Fault) -> None:
     assert (first.event, first.place) == (fault.event, fault.place)
     assert {one.check for one in findings if one.event == first.event} & {*fault.seen_by}
     assert any(fault.says in one.diagnosis for one in findings)
+
+
+# Low parts are subtracted, in the first layer this many times.
+FOLDED = "self._ring(layer, slots, plan)"
+TIMES = ("(lambda ring, low: __import__('dataclasses').replace(ring, kept=ring.kept._replace(k_low=low * ring.kept."
+         f"k_low.float(), update_low=low * ring.kept.update_low.float())))({FOLDED}, -1 if layer else -{{}})")
+
+
+@few(1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("times", "remains"), [(1.2, 0.2 / 2.2), pytest.param(2, None, marks=WHOLE)])
+def test_a_finding_takes_the_mistake_of_the_others_if_it_is_near(times: float, remains: float | None) -> None:
+    """No sentence fits the first layer. Of 1 + times low parts, subtracting one explains two: all but 9% or a third."""
+    with planted_here(Edit("instep_optimized/commit/rerun.py", FOLDED, TIMES.format(times))):
+        ran = diagnose(Replay(few_channels("accepted", 4), Setting(ring_dtype="float16")), until=5, judged_from=4)
+    first, others = [], []
+    for one in ran.verdict.findings:
+        (others if one.place.layer else first).append(one.explained)
+    subtracted = "was run again from keys and updates with low parts subtracted"
+    assert first and {one and one.sentence for one in others} == {subtracted}
+    where = remains and f", as in 4 of 5 other findings of this event, but {remains:.1%} of this error remains"
+    assert {one and one.sentence for one in first} == {where and subtracted + where}
+    assert all(one is None or one.names == ("low-parts-subtracted",) for one in first)
 
 
 @pytest.mark.parametrize(("setting", "slots", "ring"), [

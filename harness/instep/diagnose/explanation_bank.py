@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from instep_reference.contract.place_names import Place
+
 from ..checks.check_interface import NOWHERE
 from ..checks.one_sided_errors import OneSided
 from ..checks.op_call_contracts import Contracts
@@ -21,12 +23,13 @@ from ..checks.trace_bookkeeping import LENGTH, Identity
 from ..checks.unchanged_bytes import Bytes
 from ..finding_problem import Explained, Problem, Unexplained, WrongContent, names_of
 from ..oracle.oracle import Oracle
+from ..tier_allowances import NEAR
 from ..verdict import Comparison, Tier
 from ..watch.event_context import EventContext
 from .mistakes.constants import constants
 from .mistakes.delta_rule import half_of_recurrence, recurrence
 from .mistakes.experts import experts, other_experts
-from .mistakes.explanation_fit import agrees, nearest, only
+from .mistakes.explanation_fit import agrees, nearest, only, part_left
 from .mistakes.finding_case import NUMERIC, Case, Explanation, case_of
 from .mistakes.fitted_constants import fitted, scales_of_entries
 from .mistakes.formula_slips import MOST_TOKENS, slips, slips_of_scores
@@ -53,6 +56,9 @@ CLAUSES = 2  # broken contracts that are quoted at most
 # component of memory -> ops that read it and do not write it
 READ_BY = dict.fromkeys(("keys", "values"), ("attend", "attend_latents"))
 PLACES, OF_A_PLACE = 4, 2  # how many of the first places are explained, and how many requests at each
+# An unexplained finding may have the mistake of the others, if at least so many have it, and so many times those that
+# are unexplained.
+FEWEST, CLEARLY = 2, 2
 
 # Groups of families in the order of trial; a group is tried only if none of the groups before explains the finding:
 # wrong tensors that the maker of the right one knows; where the right tensor went; known mistakes of the delta rule;
@@ -92,15 +98,17 @@ def explained(
         with torch.inference_mode():
             chosen = list(_first(tensors))
             for finding in chosen:
-                what = (finding.place, finding.request, finding.tier in NUMERIC)
+                what = _what(finding)
                 if at.get(what) is None:  # of several comparisons of bits, another one may know more contents
                     try:
                         at[what] = _said(finding, context, oracle, history)
                     except Exception as error:  # a finding is reported even if its data break the bank
                         at[what] = Unexplained(error=f"{type(error).__name__}: {error}")
             _agree(at)
+            at |= _shared(at, {_what(finding): finding for finding in reversed(chosen)},
+                          lambda finding: case_of(finding, context, oracle, history))
             for finding in chosen:
-                one = at[finding.place, finding.request, finding.tier in NUMERIC]
+                one = at[_what(finding)]
                 problem = _contracts(finding.problem or Problem("differs"), finding, here)
                 like = _like(finding, at) if finding.check == Poison.name else None
                 if isinstance(one, Unexplained):
@@ -114,6 +122,11 @@ def explained(
                 said[id(finding)] = replace(finding, problem=problem)
     told_of = (said.get(id(found), found) for found in findings)
     return [one if one.sides is None else replace(one, sides=None) for one in told_of]
+
+
+def _what(finding: Comparison) -> tuple[Place, str | None, bool]:
+    """The key of its explanation."""
+    return finding.place, finding.request, finding.tier in NUMERIC
 
 
 def _agree(at: dict[Any, Explained | Unexplained | None]) -> None:
@@ -132,6 +145,41 @@ def _agree(at: dict[Any, Explained | Unexplained | None]) -> None:
                 at[what] = one.only(common)
             if one.by_all and (others or not common):
                 at[what] = Unexplained()
+
+
+def _shared(
+    at: Mapping[Any, Explained | Unexplained | None], findings: Mapping[Any, Comparison],
+    case: Callable[[Comparison], Case | None],
+) -> dict[Any, Explained]:
+    """For unexplained findings: the one mistake of all explained ones, if nothing else is as near to their error.
+
+    Every finding is judged from its own inputs, so none follows from another. A second, small effect may hide the
+    mistake in one of them. The sentence says how much of the error the mistake leaves there.
+    """
+    shared, known = dict[Any, Explained](), dict[Any, Explained]()
+    for what, finding in findings.items():
+        if isinstance(said := at[what] or finding.explained, Explained) and said is not FOLLOWS:
+            known[what[:2]] = said
+    lacking = {what[:2]: what for what, said in at.items() if isinstance(said, Unexplained) and what[:2] not in known}
+    total = len(known) + len(lacking) - 1  # other findings of each of these
+    if len(known) < max(FEWEST, CLEARLY * (total - len(known))):
+        return shared
+    common = set.intersection(*({reading.name or reading.says for reading in said.readings} for said in known.values()))
+    if any(said.by_all or said.vague for said in known.values()) or not common:
+        return shared
+    for what in lacking.values():
+        if at[what] not in (Unexplained(), Unexplained(partly=True)):
+            continue  # several fit, or the search broke off
+        if (of := case(findings[what])) is None or of.granted is None:
+            continue
+        left, one, families = min(((part_left(of, one), one, families) for families in BANK for family in families
+                                   for one in family(of)), key=lambda each: each[0])  # fmt: skip
+        if left <= NEAR and (one.name or one.sentence) in common:
+            shared[what] = Explained(
+                "hypothesis" if families is BANK[0] or one.name else "bank", one.sentence,
+                f", as in {len(known)} of {total} other findings of this event, but {left:.1%} of this error remains",
+                names=names_of([WrongContent(one.sentence, name=one.name)]))  # fmt: skip
+    return shared
 
 
 def explanation_of(case: Case) -> tuple[Explained | None, int]:

@@ -14,7 +14,7 @@ from instep.diagnose import explanation_bank
 from instep.diagnose.explanation_bank import BANK, FOLLOWS, explained
 from instep.diagnose.mistakes import finding_case
 from instep.diagnose.mistakes.explanation_fit import Fit
-from instep.diagnose.mistakes.finding_case import Case, case_of
+from instep.diagnose.mistakes.finding_case import Case, Explanation, case_of
 from instep.finding_problem import Explained, Problem, Unexplained, WrongContent
 from instep.verdict import Comparison, Sides, Tier
 from instep.watch.event_context import RowSpan
@@ -281,6 +281,51 @@ def test_requests_of_a_place_keep_the_mistakes_that_all_of_them_may_have() -> No
         at = {(place, "a", True): theirs, (place, "b", True): slip}
         explanation_bank._agree(at)
         assert (at[place, "b", True] == slip) is stays and at[place, "a", True] == theirs
+
+
+def test_an_unexplained_finding_takes_the_one_mistake_of_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two others at least, twice as many as are unexplained, by one mistake, which is the nearest to this one's error.
+
+    An error of 1, 2, 3 and the mistake's of 1, 2, 2: a third of 14 ** -0.5 is left. A reading of several counts, too.
+    """
+    error, mine = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1.0, 2.0, 2.0]])
+    case: Any = SimpleNamespace(found=error, right=torch.zeros(1, 3), granted=torch.ones(2), once=False)
+    at = [Explanation("is late", mine, name="late"), Explanation("is other", 2 * error),
+          Explanation("has another shape", error[0]), Explanation("is infinite", error / 0)]  # fmt: skip
+    near, bank = list(at), {"known": 0}
+    monkeypatch.setattr(explanation_bank, "BANK", ((lambda of: near[bank["known"] :],), (lambda of: near,)))
+    late, other = Explained("hypothesis", "is late by 2", names=("late",)), Explained("bank", "is other")
+    either = replace(late, equal=(WrongContent("is other"), WrongContent("is late by 2", name="late")))
+    first, no = (CORE, "a", True), Unexplained()
+
+    def said(*others: Any, one: Any = no, by_check: Any = None, of: Any = case) -> Any:
+        places = {(Place("trunk", 2 + number, "core"), "a", True): each for number, each in enumerate(others)}
+        findings = {what: found(what[0], problem=Problem("identified", "", by_check) if number else None)
+                    for number, what in enumerate((first, *places))}
+        made = explanation_bank._shared({first: one, **places}, findings, lambda finding: of)
+        return made.pop(first, None), made
+
+    left = f"{14 ** -0.5:.1%}"
+    assert left == "26.7%" and said(late, late) == (None, {}), "more than the largest part"
+    near[0] = at[0]._replace(wrong=torch.tensor([[1.0, 2.0, 2.5]]))
+    where = ", as in 2 of 2 other findings of this event, but 13.4% of this error remains"
+    due = Explained("hypothesis", "is late", where, names=("late",))
+    assert said(late, late) == (due, {}) and said(late, either) == (due, {}) and said(late, late, FOLLOWS) == (due, {})
+    assert said(None, None, by_check=late) == (due, {}) and said(late, late, None)[0] == due
+    assert said(late, late, no)[0].where.startswith(", as in 2 of 3 other")
+    assert said(late, late, one=Unexplained(partly=True))[0] == due
+    for others in ((late,), (late, other), (late, late, other), (late, late, no, no), (other, other), (no, no), (
+            replace(late, by_all=True), late), (late, replace(late, vague=True)), (FOLLOWS, FOLLOWS)):  # fmt: skip
+        assert said(*others)[0] is None, others
+    for one in (Unexplained(2), Unexplained(error="KeyError"), None, other):
+        assert said(late, late, one=one)[0] is None
+    exact = SimpleNamespace(**{**vars(case), "granted": None})
+    assert said(late, late, of=None)[0] is None and said(late, late, of=exact)[0] is None
+    near[1] = Explanation("is other", error * 1.01)
+    assert said(late, late)[0] is None, "another mistake is nearer"
+    assert said(other, other)[0] == Explained("hypothesis", "is other", where.replace("13.4", "1.0"))
+    bank["known"] = 2
+    assert said(other, other)[0].by == "bank"
 
 
 # -- the data of a finding -----------------------------------------------------------------------------------

@@ -160,6 +160,14 @@ def off(case: Compared, other: torch.Tensor) -> torch.Tensor:
     return (before_rounding(case.found.cpu(), other) if case.once else found) - other
 
 
+def part_left(case: Compared, one: Explanation) -> float:
+    """The part of the whole error that an explanation leaves; infinite if it cannot be compared."""
+    wrong = _double(one.wrong)
+    if wrong.shape != case.found.shape or not wrong.isfinite().all():
+        return math.inf
+    return float(off(case, wrong).norm() / off(case, case.right).norm())
+
+
 def _left(case: Compared, stands: torch.Tensor, granted: torch.Tensor | None = None) -> float:
     """The worst error of the found tensor compared with this one, as a part of the allowance."""
     granted_here = case.granted if granted is None else granted

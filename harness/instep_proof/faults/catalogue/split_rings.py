@@ -53,7 +53,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault("split-low-subtracted", "ring-part-read", "Low parts have the opposite sign, and are added.",
            Edit(RING, JOIN, JOIN.replace(" + ", " - ")), mistake="low-parts-subtracted"),
     _fault("split-low-subtracted-fp16", "ring-part-read", "Low parts in fp16 have the opposite sign, and are added.",
-           Edit(RING, JOIN, JOIN.replace(" + ", " - ")), how=HALF),
+           Edit(RING, JOIN, JOIN.replace(" + ", " - ")), how=HALF, mistake="low-parts-subtracted"),
     _fault("split-low-of-the-token-after", "ring-part-read", "Low parts are read one entry too far.",
            Edit(RING, OF_POOL, OF_POOL.replace("entries % ", f"(entries + int({LOW})) % ")),
            mistake="low-parts-of-another-token"),
