@@ -137,7 +137,7 @@ TIMES = ("(lambda ring, low: __import__('dataclasses').replace(ring, kept=ring.k
 @pytest.mark.slow
 @pytest.mark.parametrize(("times", "remains"), [(1.2, 0.2 / 2.2), pytest.param(2, None, marks=WHOLE)])
 def test_a_finding_takes_the_mistake_of_the_others_if_it_is_near(times: float, remains: float | None) -> None:
-    """No sentence fits the first layer. Of 1 + times low parts, subtracting one explains two: all but 9% or a third."""
+    """No sentence fits the first layer. Subtracting explains 2 of its 1 + times low parts: all but 9%, or a third."""
     with planted_here(Edit("instep_optimized/commit/rerun.py", FOLDED, TIMES.format(times))):
         ran = diagnose(Replay(few_channels("accepted", 4), Setting(ring_dtype="float16")), until=5, judged_from=4)
     first, others = [], []

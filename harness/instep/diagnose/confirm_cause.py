@@ -63,6 +63,7 @@ class _Climb:
         self.calm = False  # whether the finding needs no stress: then no race of a further run hides what helps
         self.unused = unused_by(self.replay.plan.checkpoint.config)
         self.replays = 0
+        self.refused = False  # whether the last further run was not possible
         self.seen: list[str] = []
         no_tensor = "the reference has no tensor that could replace it"
         self.remains = "the engine raised an error" if self.first.check == "serves" else no_tensor
@@ -146,7 +147,8 @@ class _Climb:
         if len(other) > len(near) or len(near) > 1:
             if self._agrees(dict.fromkeys(other, twin)):
                 return self._by_ops(self._guilty(other, twin), twin)
-            self.remains = f"it remains with all ops of `{twin}`"
+            all_ops = f"with all ops of `{twin}`"
+            self.remains = f"no run {all_ops} is possible" if self.refused else f"it remains {all_ops}"
         return None
 
     def place(self) -> Located | None:
@@ -187,7 +189,8 @@ class _Climb:
             left = [found for found in left if found.place not in wrong]
         if left and (left[0].event == self.event or left[0].place.component not in {p.component for p in wrong}):
             names = " and ".join(dict.fromkeys(place.component for place in wrong))
-            self.remains = f"with the reference's {names}, {_at(left[0])} still disagrees"
+            self.remains = self._not_removed(names, left[0]) if patches else (
+                f"no later event reads the {names}, so nothing was restored; {_at(left[0])} disagrees, too")
             return None
         begin, end = self.event + (not reads), left[0].event if left else until
         if not reads and not (readers and readers[0] <= end):
@@ -209,11 +212,16 @@ class _Climb:
         apart = [found for found in left if not any(also_writes(place, found.place) for place in places)]
         names = " and ".join(dict.fromkeys(place.component for place in places))
         if apart:
-            self.remains = f"with the reference's {names}, {_at(apart[0])} still disagrees"
+            self.remains = self._not_removed(names, apart[0])
             return None
         also = f"; the same op writes {_at(left[0])}" if left else ""
         says = f"cause: {what} (with the reference's {names}, the rest of the event agrees{also})"
         return self._is(cause, op, says, _options(patches))
+
+    def _not_removed(self, names: str, found: Comparison) -> str:
+        """The result of the last run, which had these tensors of the reference, and a finding."""
+        having = f"with the reference's {names}"
+        return f"no run {having} is possible" if self.refused else f"{having}, {_at(found)} still disagrees"
 
     def _others(self) -> tuple[str, list[str]]:
         """The plain twin of the subject's op set, and the ops that differ between the two."""
@@ -285,7 +293,9 @@ class _Climb:
                                 calm=variant.calm or self.calm),
             )
         except InstepError:
+            self.refused = True
             return self.found
+        self.refused = False
         return ran.verdict.findings
 
     def _agree(self) -> str:

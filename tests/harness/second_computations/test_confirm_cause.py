@@ -135,7 +135,15 @@ def test_a_run_that_is_not_possible_removes_nothing() -> None:
 
     of, ran = climbed([found()], refuses, shown=[CORE, UPDATE])
     assert of.replays == len(ran) == 2 and told(of) == (
-        "unconfirmed", None, "not confirmed: with the reference's core and update, trunk.1.core@4 still disagrees")
+        "unconfirmed", None, "not confirmed: no run with the reference's core and update is possible")
+    of, ran = climbed([found(STATE)], refuses)
+    assert of.replays == 1 and of.says == "not confirmed: no run with the reference's state is possible"
+    nothing = found(Place("trunk", 1, "nothing"))
+    of, ran = climbed([nothing], refuses, ops=with_ops("gdn"))
+    assert of.replays == 1 and of.says == "not confirmed: no run with all ops of `plain` is possible"
+    of, ran = climbed([found()], lambda variant: refuses(variant) if variant.swap else [nothing], ops=with_ops("gdn"),
+                      shown=[CORE])  # fmt: skip
+    assert of.says == "not confirmed: with the reference's core, trunk.1.nothing@4 still disagrees", "a later run was"
 
 
 # -- an op ----------------------------------------------------------------------------------------------
@@ -334,7 +342,8 @@ def test_memory_that_no_event_reads_later_is_not_restored() -> None:
         assert told(of) == ("memory", "move", says)
         assert not ran
     of, ran = climbed([found(STATE), found(CORE)], lambda variant: [], events=EVENTS[:5])
-    assert of.cause == "unconfirmed" and not ran, "another result of the event is wrong, too"
+    assert not ran and told(of) == ("unconfirmed", None, "not confirmed: no later event reads the state, so nothing "
+                                                         "was restored; trunk.1.core@4 disagrees, too")  # fmt: skip
 
 
 def test_the_read_of_attention_in_the_event_gets_the_tensor_of_the_reference() -> None:

@@ -143,7 +143,8 @@ def test_rows_of_the_last_verify_are_those_at_another_stride_or_place(monkeypatc
     monkeypatch.setattr(wrong_strides, "row_spans", lambda context, stage: context.spans if stage == "trunk" else [])
     stride = "reads the verified rows with a wrong stride: it takes row r, step t from row r * {} + t"
     row = "the target's row {} of request \"{}\"".format
-    four = "row 0 reads {}, not {}, row 2 reads {}, not {}, row 3 reads {}, not {}, row 4 reads {}, not {}".format
+    four = ("row 0 reads {}, not {}, row 2 reads {}, not {}, row 3 reads {}, not {}, row 4 reads {}, not {}, "
+            "and 1 more row").format  # fmt: skip
     for changed, says in (
         ({}, ""), ({"taken": [2, 4]}, stride.format(2)), ({"taken": [0, 2]}, stride.format(0)),
         ({"taken": [1, 5]}, f"row 0 reads {row(1, 'a')}, not {row(0, 'b')}"),

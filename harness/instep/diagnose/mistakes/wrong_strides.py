@@ -13,6 +13,7 @@ from instep_reference.contract.engine import Commit
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 from instep_reference.norms import rms_norm
 
+from ...checks.check_interface import counted
 from ...watch.event_context import RowSpan
 from ...watch.rows_by_request import row_spans
 from .finding_case import Case, Explanation
@@ -73,7 +74,8 @@ def _sentence(taken: list[int], due: list[int], mine: RowSpan, spans: list[RowSp
         return f"reads the verified rows with a wrong stride: it takes row r, step t from row r * {stride} + t"
     told = [f"row {number} reads {_whose(other, spans)}, not {_whose(right, spans)}"
             for number, (other, right) in enumerate(zip(taken, due, strict=True)) if other != right]  # fmt: skip
-    return ", ".join(told[:SHOWN])
+    more = [f"and {counted(len(told) - SHOWN, 'more row')}"] if len(told) > SHOWN else []
+    return ", ".join(told[:SHOWN] + more)
 
 
 def _whose(row: int, spans: list[RowSpan]) -> str:
