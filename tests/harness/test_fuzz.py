@@ -15,7 +15,7 @@ from msgspec import structs
 
 from instep.bundled import fixtures
 from instep.campaign.fuzz import campaign as fuzzing
-from instep.campaign.fuzz import hypothesis_machine
+from instep.campaign.fuzz import hypothesis_machine, result_document
 from instep.campaign.fuzz.campaign import Settings, campaign, place
 from instep.campaign.fuzz.coverage import PROMPT_GRAPHS, TRANSFERS, TREES, Coverage
 from instep.campaign.fuzz.drawn_run import Example
@@ -30,6 +30,7 @@ from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted, run
 from instep_reference.contract import engine as e
+from instep_reference.contract.checkpoint import Checkpoint
 from support.inputs.checkpoints import write
 from support.inputs.outcomes import shown
 from support.running.command import Runner, complaint
@@ -433,6 +434,57 @@ def test_campaign_of_overlapped_rounds_is_labelled(tmp_path: Path) -> None:
     model = write(tmp_path / "model", num_hidden_layers=2, full_attention_interval=2)
     counts = campaign(Settings(Setting("ledger", overlap=True), model, 2, 1, tmp_path / "found")).coverage.counts()
     assert counts["finished while rounds overlap"] == counts["finished"] > 0
+
+
+OVERLAPS, LONG, UP, ZERO = "finished while rounds overlap", "a position past 512", "steps up", "steps to 0"
+REFUSED, GROWN, LATER = "refused: no slot is free", "trees grown for several requests", "a verify after a switch"
+
+
+@pytest.mark.parametrize(("how", "more", "without", "may"), [
+    ({}, {}, {OVERLAPS: "without --overlap", LONG: "in short runs"}, (REFUSED, UP, ZERO, LATER, GROWN)),
+    ({"overlap": True}, {}, {REFUSED: "with --overlap"}, (OVERLAPS, UP)),
+    ({}, {"transfers": True}, {REFUSED: "with --transfers"}, (UP,)),
+    ({}, {"trees": 5}, {UP: "with --trees", ZERO: "with --trees", LATER: "with --trees"}, (REFUSED, GROWN)),
+    ({"stages": 2}, {"trees": 5}, {GROWN: "without a drafter that grows trees"}, (REFUSED,)),
+    ({"drafter": "vanilla"}, {}, {UP: "with one draft at most"}, (ZERO, LATER)),
+    ({"ops": "support.wrong.subjects:without_numbers"}, {},
+     {ZERO: "without the argument `controlled` of `make`"}, (UP, LATER)),
+    ({"graphs": True, "prompt_graphs": "96"}, {}, {
+        "a prompt in a graph other than the narrowest": "with one width in --prompt-graphs",
+        "a prompt with more rows than the widest graph": "with so wide a graph"}, ("a prompt in a graph",)),
+])  # fmt: skip
+def test_conditions_that_a_setting_excludes_have_its_name(
+    how: dict[str, Any], more: dict[str, Any], without: dict[str, str], may: tuple[str, ...], model: Path,
+    tmp_path: Path,
+) -> None:
+    settings = Settings(Setting(**{"ops": "ledger", **how}), model, 2, 3, tmp_path / "found", **more)
+    found = fuzzing.impossible(settings, Checkpoint.open(model, settings.setting.mode))
+    assert found | without == found and not {*may} & found.keys()
+
+
+def test_impossible_conditions_are_not_listed_as_never_met(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = campaign(Settings(Setting("ledger"), model, 2, 3, tmp_path / "found"))
+    assert not {OVERLAPS, LONG, GROWN} & result.coverage.counts().keys() and not result.coverage.met[OVERLAPS]
+    assert {*result.coverage.impossible} >= {OVERLAPS, LONG} and GROWN not in result.coverage.impossible
+    assert f"impossible without --overlap: {OVERLAPS}" in shown(of([result]))
+    coverage = Coverage()
+    coverage.offers(True)
+    assert REFUSED in coverage.counts()
+    coverage.offers(False)
+    assert coverage.impossible[REFUSED] == "with an engine that refuses nothing"
+    runs = [totals.Soaked(Setting("ledger", overlap=on).data(), "", seed, conditions={UP: 1},
+                          impossible={} if on else {OVERLAPS: "without --overlap"})
+            for seed, on in enumerate((False, True))]  # fmt: skip
+    for some, never in ((runs[:1], False), (runs, True)):
+        (note, *others) = totals.document(some, None).notes
+        assert (OVERLAPS in note) is never and LONG in note and UP not in note
+        assert others == [f"ledger: impossible without --overlap: {OVERLAPS}"] * (not never)
+    one = of([result]).data(of_file=False)["campaigns"][0]
+    monkeypatch.setattr(result_document, "read", lambda path: {"campaigns": [json.loads(json.dumps(one))]})
+    both = result_document.joined([Path("a"), Path("b")], []).data(of_file=False)["campaigns"][0]
+    assert both["met"] == {name: 2 * count for name, count in one["met"].items()} and 0 in both["met"].values()
 
 
 def test_forwards_with_prompts_are_counted_by_the_graph_that_they_fill() -> None:

@@ -7,7 +7,7 @@ need. The same seed draws the same runs. Leaves out: the terminal (`instep.cli.f
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -18,6 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract import shards
+from instep_reference.contract.adaptive_controller_file import Dialect
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.drafters import BLOCK
 from instep_reference.contract.errors import BadInput, InstepError
@@ -38,6 +39,7 @@ from ...trace.policy import Policy
 from ...verdict import Exit
 from ..runner import Over, TrialRunner
 from ..shrink import Shrunk, shrink
+from . import coverage as conditions
 from . import draw_events
 from .coverage import Coverage, untested
 from .drawn_run import Diverged, Example
@@ -158,6 +160,7 @@ class _Host:
         self.model = Model.of(self.opened, settings.checkpoint, ".")
         self.edges = edges_of(self.opened)
         self.result = Result(settings)
+        self.result.coverage.without = impossible(settings, self.opened)
         self.smallest: Example | None = None
         self.known: Mapping[Pair, int] = {}  # pairs of facts that the batches before this one met
         self.broken: Exception | None = None  # the harness, a side or a check failed: no divergence, and the end
@@ -176,9 +179,11 @@ class _Host:
                 block=header.drafter is not None, transfers=header.receiver is not None,
                 stages=plan.setting.stages, micro_batches=plan.setting.micro_batches, dp=plan.setting.dp)
         try:
-            return Example(plan, header)
+            example = Example(plan, header)
         except Exception as error:
             self.failed(error)
+        self.result.coverage.offers(example.refuses)
+        return example
 
     def serve(self, example: Example, event: Any) -> None:
         """Serve the event. If it fails and the example is the smallest so far, keep it and write its trace."""
@@ -258,19 +263,14 @@ def drawn_plan(
     """
     setting = settings.setting
     setting.must_draft(opened.config)
-    layers = opened.config.mtp_layers if setting.mode == "vanilla" else None
-    whole = setting.stages == setting.dp == 1  # stages and replicas have neither grown trees nor tracked prefixes
+    layers, found, nodes = _most_drafts(setting, opened), setting.subject(), settings.trees
     room, steps = draw_events.room(choose, long), draw_events.candidates(choose, layers)
-    if nodes := settings.trees:
-        grow = opened.config.mtp_layers == 1 and setting.mode == "eagle" and whole
-        room, steps = draw_events.with_trees(choose, room, steps, nodes, grow=grow)
-    found = setting.subject()
-    if isinstance(found, Ops) and not found.keepers and whole:
+    if nodes:
+        room, steps = draw_events.with_trees(choose, room, steps, nodes, grow=_grows(setting, opened))
+    if _tracks(setting, found):
         room = draw_events.with_prefixes(choose, room, always=bool(setting.kept))
     setting = draw_events.strategies(choose, setting, settings.sampled, trees=bool(nodes))
-    every = isinstance(found, Ops | ByVerbs) or takes(found, "controlled")
-    dialects = draw_events.DIALECTS if every else draw_events.DIALECTS[:1]
-    controller = {} if nodes else draw_events.controller(choose, steps, dialects=dialects)
+    controller = {} if nodes else draw_events.controller(choose, steps, dialects=_dialects(found))
     narrows = room.track_interval is not None and not settings.transfers  # narrow prefixes do not move
     if narrows and not moves_labels(found if isinstance(found, Ops) else None):
         setting = draw_events.narrow_prefixes(choose, setting, settings.sampled)
@@ -295,6 +295,49 @@ def drawn_plan(
         created={name: installed(name) or "from source" for name in ("instep", "torch", "hypothesis")},
     )
     return Plan.of(header, opened, setting, settings.command, settings.checkpoint), header
+
+
+def _most_drafts(setting: Setting, opened: Checkpoint) -> int | None:
+    return opened.config.mtp_layers if setting.mode == "vanilla" else None
+
+
+def _whole(setting: Setting) -> bool:
+    """Whether an engine is in one piece: stages and replicas have neither grown trees nor tracked prefixes."""
+    return setting.stages == setting.dp == 1
+
+
+def _grows(setting: Setting, opened: Checkpoint) -> bool:
+    return opened.config.mtp_layers == 1 and setting.mode == "eagle" and _whole(setting)
+
+
+def _tracks(setting: Setting, found: object) -> bool:
+    return isinstance(found, Ops) and not found.keepers and _whole(setting)
+
+
+def _dialects(found: Any) -> Sequence[Dialect]:
+    every = isinstance(found, Ops | ByVerbs) or takes(found, "controlled")
+    return draw_events.DIALECTS if every else draw_events.DIALECTS[:1]
+
+
+def impossible(settings: Settings, opened: Checkpoint, *, short: str = "in short runs") -> dict[str, str]:
+    """Conditions that nothing drawn with these settings can meet -> the setting. short: why no request is long"""
+    setting = settings.setting
+    found, most, buckets = setting.subject(), _most_drafts(setting, opened), setting.prompt_buckets or ()
+    refuses = f"with --{'overlap' if setting.overlap else 'transfers'}"
+    without = (
+        (conditions.OVERLAPS, not setting.overlap, "without --overlap"),
+        (conditions.REFUSALS, setting.overlap or settings.transfers, refuses),
+        (conditions.SWITCHES, settings.trees, "with --trees"),
+        (conditions.UP_AND_DOWN, most == 1, "with one draft at most"),
+        (conditions.TO_ZERO, len(_dialects(found)) == 1, "without the argument `controlled` of `make`"),
+        (conditions.LONG_REQUESTS, short, short),
+        (conditions.GROWN, not _grows(setting, opened), "without a drafter that grows trees"),
+        (conditions.HITS, not _tracks(setting, found), "without tracked prefixes"),
+        (conditions.WIDTHS, settings.trees or setting.kept, "with --trees, --kept-dtype or --chunk-dtype"),
+        (conditions.WIDER_GRAPHS, len({*buckets}) == 1, "with one width in --prompt-graphs"),
+        (conditions.BEYOND_GRAPHS, short and max(buckets, default=0) >= draw_events.TOKENS, "with so wide a graph"),
+    )
+    return {name: why for names, never, why in without if never for name in names}
 
 
 def _fits(opened: Checkpoint, size: int) -> bool:

@@ -27,7 +27,10 @@ Condition = Callable[[Turn], bool]
 
 
 class Coverage:
-    """Counts events, pairs of events and conditions. `begin` starts a run, `note` counts one of its events."""
+    """Counts events, pairs of events and conditions. `begin` starts a run, `note` counts one of its events.
+
+    without  condition that no run of these settings can meet -> the setting, as "without --overlap"
+    """
 
     def __init__(self) -> None:
         self.met: Counter[str] = Counter()
@@ -36,6 +39,7 @@ class Coverage:
         self.histories = Histories()
         self._trees = self._prefixes = False  # whether any run had windows that may be trees; tracked prefixes
         self._further: dict[str, object] = {}  # of drafters, graphs of prompts, two engines, and stages
+        self.without: dict[str, str] = {}
         self.begin()
 
     def begin(
@@ -70,9 +74,21 @@ class Coverage:
         remember(turn)
 
     def counts(self) -> dict[str, int]:
-        """Condition -> how many events met it."""
-        further = (*(TREES if self._trees else ()), *(PREFIXES if self._prefixes else ()), *self._further)
-        return {name: self.met[name] for name in (*CONDITIONS, *further)}
+        """Condition that is possible -> how many events met it."""
+        return {name: self.met[name] for name in self._names() if name not in self.without}
+
+    @property
+    def impossible(self) -> dict[str, str]:
+        """The conditions of these runs that are impossible, as in `without`."""
+        return {name: self.without[name] for name in self._names() if name in self.without}
+
+    def _names(self) -> tuple[str, ...]:
+        return *CONDITIONS, *(TREES if self._trees else ()), *(PREFIXES if self._prefixes else ()), *self._further
+
+    def offers(self, refuses: bool) -> None:
+        """Note whether an engine of these runs is offered illegal events."""
+        if not refuses:
+            self.without = dict.fromkeys(REFUSALS, "with an engine that refuses nothing") | self.without
 
 
 def _at(kind: Any, holds: Callable[[Turn, Any], bool] = lambda turn, event: True) -> Condition:
@@ -509,6 +525,29 @@ TRANSFERS: Mapping[str, Condition] = {
     "a verify after a transfer": lambda t: any(row.request in t.past.sent for row in rows_of(t, "verify")),
     "a second transfer of a request": _at(e.Save, lambda t, event: event.request in t.past.sent),
 }
+
+
+# ---- conditions that some settings cannot meet
+
+OVERLAPS = ("finished while rounds overlap",)
+REFUSALS = tuple(name for name in CONDITIONS if name.startswith("refused: "))
+LONG_REQUESTS = ("a position past 512", "a position past 4,096")
+UP_AND_DOWN = ("steps up", "steps down")
+TO_ZERO = ("steps to 0", "steps back from 0", "drafts after plain steps at 0")
+SWITCHES = (*UP_AND_DOWN, *TO_ZERO, "a verify after a switch", "loaded under another step count",
+            "steps below what is pending")  # fmt: skip
+GROWN = ("trees grown for several requests", "another window than the grown tree")
+HITS = ("several MTP layers: a prefix with rows of earlier events",
+        "several MTP layers: a prefix loaded just before the end of a prompt")  # fmt: skip
+WIDTHS = ("block drafter: widths on the device alone",)
+WIDER_GRAPHS = ("a prompt in a graph other than the narrowest",)
+BEYOND_GRAPHS = ("a prompt with more rows than the widest graph",)
+
+
+def listed(name: str, impossible: Mapping[str, str]) -> list[str]:
+    """A line for each setting that makes conditions impossible. name: of the op set"""
+    return [f"{name}: impossible {why}: {', '.join(one for one, its in impossible.items() if its == why)}"
+            for why in dict.fromkeys(impossible.values())]
 
 
 # ---- conditions without which an option was not tested

@@ -4,7 +4,6 @@ The document shows the smallest failing run, event by event. Leaves out: drawing
 `coverage.py`).
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from ...report.result import Result as File
 from ...report.result import read
 from ...verdict import Exit
 from .campaign import Result, place
+from .coverage import listed
 
 
 def document(found: Data) -> Document:
@@ -31,7 +31,9 @@ def document(found: Data) -> Document:
         "Drawn runs", Exit(found["exit"]), said, "No sequence of legal events makes engine and reference differ.",
         messages(campaigns), [_campaigns(names, campaigns)], more=[findings(campaigns), _met(names, campaigns)],
         notes=[f"events of {name}: {', '.join(f'{count:,} {kind}' for kind, count in one['kinds'].items())}"
-               for name, one in zip(names, campaigns, strict=True) if one.get("kinds")],
+               for name, one in zip(names, campaigns, strict=True) if one.get("kinds")] + [
+            line for name, one in zip(names, campaigns, strict=True) for line in listed(name, one.get("impossible", {}))
+        ],
     )
 
 
@@ -60,8 +62,8 @@ def _campaigns(names: list[str], campaigns: list[Data]) -> Listing:
 def _met(names: list[str], campaigns: list[Data]) -> Listing:
     """How often each condition occurred, by op set."""
     conditions = dict.fromkeys(name for one in campaigns for name in one["met"])
-    rows = [(name, *(f"{one['met'][name]:,}" if one["met"].get(name) else "never" for one in campaigns))
-            for name in conditions]  # fmt: skip
+    rows = [(name, *(f"{one['met'][name]:,}" if one["met"].get(name) else "-" if name in one.get("impossible", {})
+                     else "never" for one in campaigns)) for name in conditions]  # fmt: skip
     heads: dict[str, Kind] = {"condition": "text", **dict.fromkeys(names, "number")}
     return Listing(heads, rows, "Conditions that occurred, by number of events")
 
@@ -92,7 +94,7 @@ def joined(paths: Sequence[Path], machines: Sequence[Mapping[str, object]], comm
         for name in MOST:
             there[name] = max(there[name], one[name])
         for name in COUNTS:
-            there[name] = dict(Counter(there[name]) + Counter(one[name]))
+            there[name] = {key: there[name].get(key, 0) + one[name].get(key, 0) for key in there[name] | one[name]}
         there["interrupted"] |= one["interrupted"]
         there["untested"] = [says for says in there.get("untested", ()) if says in one.get("untested", ())]
         there["exit"] = int(Exit.AGREED if there["elements"] and not there["untested"] else Exit.INCONCLUSIVE)
@@ -109,7 +111,7 @@ def _data(result: Result) -> dict[str, Any]:
         "pairs": len(result.coverage.pairs), "histories": len(result.coverage.histories.met),
         "refused": sum(result.refused.values()),
         "met": dict(result.coverage.counts()), "kinds": dict(result.coverage.events.most_common()),
-        "interrupted": result.interrupted, "findings": [],
+        "impossible": result.coverage.impossible, "interrupted": result.interrupted, "findings": [],
         **({} if result.rounds is None else {"rounds": result.rounds}),
         **({"untested": result.untested} if result.untested and found is None else {}),
         **({} if found is None else {

@@ -37,7 +37,7 @@ from ...trace.header import Model
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.event_context import EventContext
 from ..fuzz import draw_events
-from ..fuzz.campaign import Result, Settings, again, drawn_plan, edges_of, must_be_free, place, write
+from ..fuzz.campaign import Result, Settings, again, drawn_plan, edges_of, impossible, must_be_free, place, write
 from ..fuzz.coverage import Coverage
 from ..fuzz.drawn_run import Diverged, Example
 from ..fuzz.hypothesis_machine import Host, Machine, by_seed_alone
@@ -180,6 +180,12 @@ class Soak:
         self.model = Model.of(self.opened, settings.checkpoint, ".")
         self.edges = edges_of(self.opened)
         self.coverage = Coverage()
+        subject = settings.setting.subject()
+        # Labels of long requests are quick on a CPU, where numbers may take hours for them.
+        quick = settings.setting.device != "cpu" or moves_labels(subject if isinstance(subject, Ops) else None)
+        short = "with numbers on a CPU" if not quick else f"in fewer than {LONG_NEEDS} rounds"
+        self._long = quick and (rounds is None or rounds >= LONG_NEEDS)
+        self.coverage.without = impossible(self.settings, self.opened, short="" if self._long else short)
         self.known: Mapping[Pair, int] = {}  # nothing is drawn towards unmet pairs: a soak is long
         self.found: Outcome | None = None
         self._sets = 0  # of engines, in this session
@@ -208,6 +214,7 @@ class Soak:
                             buckets=plan.setting.prompt_buckets or (), block=header.drafter is not None,
                             stages=plan.setting.stages, micro_batches=plan.setting.micro_batches, dp=plan.setting.dp)
         example = Example(plan, header, sparing(self.soaked.every), self.soaked.every)
+        self.coverage.offers(example.refuses)
         turns, self._begins = Turns(self, example, data), [0]
         try:
             with closed(EVENTS, LAYERS):  # no event comes twice
@@ -218,11 +225,9 @@ class Soak:
             self._keep(example)
 
     def _begins_long(self) -> bool:
-        """Whether the next engines have long requests: labels do on a CPU, where numbers may take hours for them."""
-        setting, subject = self.settings.setting, self.settings.setting.subject()
-        quick = setting.device != "cpu" or moves_labels(subject if isinstance(subject, Ops) else None)
+        """Whether the next engines have long requests."""
         enough = self.rounds is None or self.rounds - self.soaked.rounds >= LONG_NEEDS
-        return quick and enough and self._sets % LONG_EVERY == 0
+        return self._long and enough and self._sets % LONG_EVERY == 0
 
     def _stretch(self, turns: Turns, num_steps: int, long: Sequence[int] = ()) -> None:
         until = self.session.rounds + self.soaked.stretch
@@ -278,6 +283,7 @@ class Soak:
         self.session.seconds = round(self.runner.seconds, 1)
         self.session.memory_mib = (*self.session.memory_mib[:1], memory_mib())
         self.soaked.count(self.coverage.met)
+        self.soaked.impossible = self.coverage.impossible
         self.coverage.met.clear()
 
     def _keep(self, example: Example) -> None:

@@ -19,7 +19,7 @@ from ...report.result import Session as Called
 from ...run.replay import Outcome
 from ...trace.file import decode
 from ...verdict import Exit
-from ..fuzz.coverage import CONDITIONS, untested
+from ..fuzz.coverage import CONDITIONS, listed, untested
 
 
 class Session(Called):
@@ -68,6 +68,7 @@ class Soaked(msgspec.Struct, forbid_unknown_fields=True):
     joined          the seeds of other soaks whose counts this row has, too
     engines         how often they were rebuilt; stretches: how often all requests left
     conditions      condition (`campaign/fuzz/coverage.py`) -> events that met it
+    impossible      condition that the settings of the last session cannot meet -> the setting
     refused         draws that the rules refused
     """
 
@@ -80,6 +81,7 @@ class Soaked(msgspec.Struct, forbid_unknown_fields=True):
     stretches: int = 0
     refused: int = 0
     conditions: dict[str, int] = {}
+    impossible: dict[str, str] = {}
     sessions: list[Session] = []
     found: list[Found] = []
     joined: list[int] = []
@@ -219,7 +221,9 @@ def document(runs: Sequence[Soaked], found: Outcome | None) -> Document:
     for name in dict.fromkeys(run.name for run in runs):
         those = [run for run in runs if run.name == name]
         never = [one for one in CONDITIONS if not any(run.conditions.get(one) for run in those)]
-        notes += [f"{name}: never met: {', '.join(never)}"] * bool(never)
+        without = {one: those[-1].impossible[one] for one in never if all(one in run.impossible for run in those)}
+        never = [one for one in never if one not in without]
+        notes += [f"{name}: never met: {', '.join(never)}"] * bool(never) + listed(name, without)
         lacking = dict.fromkeys(says for run in those for says in run.untested)
         notes += [f"{name}, inconclusive: {says}" for says in lacking]
         held = [session.memory_mib for run in those for session in run.sessions if session.memory_mib]
