@@ -193,6 +193,28 @@ def test_an_engine_that_does_not_start_is_found_and_a_failing_harness_is_not(
     assert (one.found, one.named_by, one.void) == (says is not None, "check" if says else "", "")
 
 
+def test_a_process_that_dies_with_exit_code_1_is_no_conclusion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python itself ends with 1, which is the code of a divergence, too."""
+    monkeypatch.setattr(plant, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, "", "NameError: no LIMIT\n"))
+    arm = replayed(tmp_path, TRACES / "accepted.jsonl", INSIDE.how, tmp_path / "out.json")
+    control = Arm(Exit.AGREED, 1.0, served={"instep": "right"}, trail=("0 a",), events=1, of=1)
+    one = judge(INSIDE, control, arm, {"instep": "right"}, {"instep": "planted"})
+    assert not one.found and one.void == "it ended with exit code 1 and without a result: NameError: no LIMIT"
+    assert Result((one,)).exit is Exit.INCONCLUSIVE
+
+
+def test_an_engine_on_which_no_command_can_be_imported_is_found(tmp_path: Path) -> None:
+    line = 'MLPS = ("mlp", "moe")'
+    copy = plant.planted(tmp_path / "copy", Edit("instep_reference/contract/config.py", line, "MLPS = UNKNOWN"))
+    (found,) = replayed(copy, TRACES / "accepted.jsonl", INSIDE.how, tmp_path / "out.json").findings
+    assert found["diagnosis"].startswith("the engine cannot be imported: NameError (name 'UNKNOWN' is not defined) at "
+                                         "instep_reference/contract/config.py line ")
+    shown = plant.run(copy, "--help")
+    assert shown.returncode == 0 and "(cannot be imported)" in " ".join(shown.stdout.split())
+
+
 TEXT = '''"""A module."""
 
 LIMIT = 3

@@ -70,21 +70,26 @@ def _every(
 
 
 def _register(name: str, at: str, help: str) -> None:
-    """Add a command; if its package is not installed, one that only reports this."""
+    """Add a command; if it is not installed, or cannot be imported, one that only reports this."""
     module, _, function = at.partition(":")
+    why, broken = "not installed", list[Exception]()
     if find_spec(package := module.partition(".")[0]) is not None:
-        app.command(name, cls=Command, short_help=help)(getattr(import_module(module), function))
-        return
+        try:
+            app.command(name, cls=Command, short_help=help)(getattr(import_module(module), function))
+            return
+        except Exception as error:  # Python would end with 1, which says "divergence"
+            why, broken = "cannot be imported", [error]
 
     def missing() -> None:
         from instep_reference.contract.errors import BadInput
 
+        for error in broken:
+            raise error
         raise BadInput(f"instep {name}", found=f"no package {package}",
                        expected="an installation with this package")  # fmt: skip
 
     app.command(
-        name, cls=Command, short_help=f"{help} (not installed)",
-        help=f"Not installed: this command needs the package {package}.",
+        name, cls=Command, short_help=f"{help} ({why})", help=f"{why.capitalize()}: this command needs {package}.",
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )(missing)
 

@@ -237,6 +237,8 @@ def _reasons(
         yield "the control was served by another source"
     elif arm.served and (arm.served != planted or planted == right):
         yield "the planted source did not serve"
+    elif arm.code == Exit.DIVERGED and not arm.findings:
+        yield f"it ended with exit code 1 and without a result: {arm.error}"
     elif not fired(control, arm):
         yield "it never fired: every byte, every answer and every call is the control's"
 
