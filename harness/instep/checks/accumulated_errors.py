@@ -108,10 +108,10 @@ class Propagated:
         )
         found = dict(context.subject.after[request].parts()).get(place)
         result = self._judged(context, place, request, truth, draws, found)
-        if result.agrees or found is None or place.component != WINDOW or found.shape != truth.shape:
+        if result.problem is None or found is None or place.component != WINDOW or found.shape != truth.shape:
             return result
         equal = named_windows(context, place.layer, request, found, truth)
-        if not equal or result.problem is None:
+        if not equal:
             return result
         return replace(result, problem=replace(result.problem, code="identified", mistake=Explained.one_of(equal)))
 

@@ -287,11 +287,7 @@ class Scores:
         return max((self._part(one, other) for one, other in pairs), default=0.0)
 
     def _part(self, kept: Path, other: Path) -> float:
-        short = self._score(other) - self._score(kept)
-        if short <= 0:
-            return 0.0
-        most = self._error(kept, other)
-        return short / most if most else math.inf
+        return max(0.0, self._score(other) - self._score(kept)) / self._error(kept, other)
 
     def _score(self, path: Path) -> float:
         """The score of a path from the root on; minus infinity if a row of it is unknown."""

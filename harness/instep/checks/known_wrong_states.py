@@ -169,13 +169,12 @@ def look(
         largest = torch.where(decides, alpha, -torch.inf).amax(0)  # [HV, groups]
         largest = torch.where(error.isfinite().all(-1), largest, torch.nan)  # always wrong
         leans = ~(largest <= PROJECTION_LIMIT)
-        if again is None or draws >= MORE_DRAWS or not (leans & ~largest.isnan()).any():
+        if again is None or not (leans & ~largest.isnan()).any():
             break
         while draws < MORE_DRAWS and len(more := again(DITHERED)):
             squares = squares + _leaning(more - right, towards) / length.square()
             draws += len(more)
-        if draws < MORE_DRAWS:  # there are no more
-            again = None
+        again = None
     counts = int((decides.any(0) | leans).sum()), int(differs.sum()), int((differs & ~decides).sum())
     if not leans.any():
         worst, head, group = _worst(largest)

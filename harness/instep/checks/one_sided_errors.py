@@ -30,6 +30,7 @@ cores truncate sums, so correct results err to one side.
 Leaves out: errors of single events (`recomputed_values.py`, `ops_on_own_inputs.py`).
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -119,7 +120,7 @@ class OneSided(TellsOnce):
     def _rotated(self) -> int:
         """The channels of a head that positions turn: all of them with latent attention."""
         config = self.oracle.config
-        return config.rotary_dim if "mla" not in config.mixers else 1 << 16
+        return config.rotary_dim if "mla" not in config.mixers else sys.maxsize
 
     def _look(
         self, context: EventContext, place: Place, request: str, samples: "Samples", stored: torch.dtype
@@ -127,8 +128,7 @@ class OneSided(TellsOnce):
         samples.looks, samples.looked = samples.looks + 1, samples.count
         eps = torch.finfo(self.oracle.runner.rounded.embedding.dtype).eps
         mean, limit = samples.judged(CONSTANT_ULPS * eps, one_sided_limit(samples.looks))
-        with np.errstate(all="ignore"):
-            worst = int(np.where(mean == 0, 0.0, np.abs(mean) / limit).argmax())
+        worst = int((np.abs(mean) / limit).argmax())
         off, granted = float(mean[worst]), float(limit[worst])
         where, head = samples.group(worst)
         if narrower(stored, torch.float32):
@@ -178,14 +178,13 @@ class Samples:
         self._skip = rotated if component in ROTATED else 0
         self._sums: Numbers = np.zeros((5, 0))  # of A, D, A^2, A D, D^2 in every group
         self._waiting: list[tuple[torch.Tensor, torch.Tensor, int]] = []  # found, truth, tokens
-        self._heads, self._rows, self._numbers, self._known = 0, 0, 0, set[bytes]()
+        self._known = set[int]()  # hashes of rows
 
     def add(self, found: torch.Tensor, truth: torch.Tensor, tokens: int = 1) -> bool:
         """Add the rows of one event and request; whether rows were added up, and not only kept."""
         self._waiting.append((found, truth, tokens))
-        self._rows += 1 if self.component in EVENTS else len(truth)
-        self._numbers += truth.numel()
-        if self._rows < BUFFERED_ROWS and self._numbers < BUFFERED_NUMBERS:
+        rows = sum(1 if self.component in EVENTS else len(each) for _, each, _ in self._waiting)
+        if rows < BUFFERED_ROWS and sum(each.numel() for _, each, _ in self._waiting) < BUFFERED_NUMBERS:
             return False
         self._add_up()
         return True
@@ -195,11 +194,10 @@ class Samples:
         return self.count >= max(FEWEST_SAMPLES, LOOKS * self.looked)
 
     def _add_up(self) -> None:
-        waiting, self._waiting, self._rows, self._numbers = self._waiting, [], 0, 0
+        waiting, self._waiting = self._waiting, []
         if self.component in EVENTS:  # [.., HV, .., V], one sample each
             parts = [_by_head(x.double().numpy(), o.double().numpy(), tokens) for x, o, tokens in waiting]
             a, d = (np.concatenate(both) for both in zip(*parts, strict=True))
-            self._heads = a.shape[1] - 1
         else:
             x, o = (torch.cat(each).double().numpy() for each in list(zip(*waiting, strict=True))[:2])
             fresh = [number for number, row in enumerate(o) if self._is_new(row)]
@@ -231,7 +229,7 @@ class Samples:
 
     def group(self, number: int) -> tuple[str, int | None]:
         """The words that name a group, and its head."""
-        if number <= self._heads:
+        if self.component in EVENTS or number <= self._heads:
             return "", number - 1 if number else None
         channel = number - 1 - self._heads
         per_head = self.component in PER_HEAD and not self._heads  # KDA has gates per channel
@@ -248,7 +246,7 @@ class Samples:
         return np.concatenate((a, channels[0]), 1), np.concatenate((d, channels[1]), 1)
 
     def _is_new(self, row: Numbers) -> bool:
-        mark = row.reshape(-1)[:4].tobytes()
+        mark = hash(row.tobytes())
         new = mark not in self._known
         self._known.add(mark)
         return new

@@ -95,25 +95,26 @@ class Derived:
             # A prefix may round what the pool, or a chunk, has rounded before.
             *earlier, stored = (self.oracle.rounds.get("state"), *piece.kept_in(self.oracle.rounds))
             x, grants = found, None if stored is None else read_as(stored)
-            fits, state = found is not None and found.shape == truth.shape, state_of(piece)
+            fits = found if found is not None and found.shape == truth.shape else None
+            state = state_of(piece)
             if isinstance(stored, Blocked):  # rounded once: compare the value before rounding (`tier_allowances.py`)
                 grants = read_as(earlier[-1]) if earlier and earlier[-1] is not None else sampled.dtype
-                if found is not None and fits:
-                    x = before_rounding(found, truth, stored, state)
+                if fits is not None:
+                    x = before_rounding(fits, truth, stored, state)
             result = measured(self._spot(context, piece, "state"), x, truth, sampled, stored=grants)
-            if isinstance(stored, Blocked) and found is not None and fits and not result.agrees:
+            if isinstance(stored, Blocked) and fits is not None and not result.agrees:
                 slot, kinds = slot_of(context, piece.request), self.oracle.config.mixers
                 for known, other in fell(piece, kinds, stored.seed, slot) if stored.seed is not None else ():
-                    x = before_rounding(found, truth, stored, other)
+                    x = before_rounding(fits, truth, stored, other)
                     if measured(self._spot(context, piece, "state"), x, truth, sampled, stored=grants).agrees:
                         clause = "" if result.problem is None else result.problem.clause
                         result = replace(result, problem=Problem("identified", clause, Explained.one_of([known])))
                         break
-            if found is not None and fits and not result.agrees and (wrong := self._misrounded(piece, found, truth)):
+            if fits is not None and not result.agrees and (wrong := self._misrounded(piece, fits, truth)):
                 clause = "" if result.problem is None else result.problem.clause
                 result = replace(result, problem=Problem("identified", clause, Explained.one_of([wrong])))
-            if fits and found is not None and stored is not None and found.dtype != read_as(stored):
-                problem = replace(result.problem or Problem("missing"), dtypes=(str(found.dtype), str(stored)))
+            if fits is not None and stored is not None and fits.dtype != read_as(stored):
+                problem = replace(result.problem or Problem("missing"), dtypes=(str(fits.dtype), str(stored)))
                 result = replace(result, worst=math.inf, problem=problem)
             yield of_prefix(piece.prefix, result)
 

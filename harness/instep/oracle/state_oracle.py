@@ -97,9 +97,7 @@ def _lean(checkpoint: Checkpoint, gdn_layers: Sequence[int], dtype: torch.dtype,
     """
     mixers = zip(checkpoint.config.mixers, checkpoint.config.layers, strict=True)
     stored, config = checkpoint.tensors, replace(
-        checkpoint.config, layers=tuple((mixer,) if mixer else blocks[:1] for mixer, blocks in mixers), vocab=1,
-        tied=True, intermediate=1, experts=0, mtp_layers=0, block=None,
-    )
+        checkpoint.config, layers=tuple((mixer,) if mixer else blocks[:1] for mixer, blocks in mixers), experts=0)
 
     def get(name: str) -> torch.Tensor:
         return stored[name][: 1 if name.endswith(ONE_ROW) else None].to(device=device, dtype=dtype)
