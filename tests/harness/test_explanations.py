@@ -25,6 +25,7 @@ from instep.diagnose.mistakes import (
 from instep.diagnose.mistakes.finding_case import Compared
 from instep.diagnose.mistakes.wrong_labels import heads
 from instep.oracle import miscounted_states
+from instep.oracle.states_with_folded_tokens import Run
 from instep.watch.event_context import EventContext
 from instep.watch.memory_changes import pattern
 from instep_reference.contract.engine import Forward
@@ -97,18 +98,33 @@ def test_parts_of_a_previous_step_are_counted_in_words() -> None:
 
 
 def test_wrong_states_of_earlier_rounds_are_named_by_their_age() -> None:
-    """The states of two requests in the two latest rounds. A state before a window is named where it is the oldest."""
-    pieces = {name: SimpleNamespace(request=name, layer=1) for name in "ab"}
-    older, latest = ({(name, 1): piece for name, piece in pieces.items()} for _ in range(2))
-    del latest["b", 1]
-    theirs = SimpleNamespace(count=2, right="right", k=range(3), counts=lambda: (1, 0), after=lambda count: count)
-    rounds = EarlierRounds(lambda piece, others: theirs)  # type: ignore[arg-type, return-value]
-    rounds._rounds.extend(({("a", 0): SimpleNamespace(layer=0)} | older, latest))
-    scene: Any = SimpleNamespace(carried=lambda state: [])
-    says = [known.says for known, *_ in rounds.wrong_states(pieces["a"], scene)]  # type: ignore[arg-type]
-    assert len(says) == 6 and not [one for one in says if "in this round" in one]
-    assert len([one for one in says if "before its window, 1 round ago" in one]) == 2
-    assert next(known.says for known, *_ in rounds.wrong_states(pieces["b"], scene)).endswith("in this round")
+    """Three rounds of "a" and "b" in layer 1. A state before a window is named in the oldest round alone."""
+    fields = ("yardsticks", "own", "near", "wrongs", "dithered", "all_ops", "request", "layer", "prefix", "round")
+
+    def pieces(number: int, *of: tuple[str, int, str]) -> Any:
+        return [make_dataclass("Piece", fields)(*[None] * 6, *each, number) for each in of]
+
+    def scene_of(piece: Any, others: Any) -> Any:
+        assert piece.yardsticks == Run({}) and piece.own == {} and piece.wrongs == ()
+        return SimpleNamespace(count=2, right=(piece.request, piece.round), k=range(3), counts=lambda: (1, 0),
+                               after=lambda count: (piece.request, piece.round, count))  # fmt: skip
+
+    rounds, scene = EarlierRounds(scene_of), SimpleNamespace(carried=lambda state: [("carried", *state)])
+    for number, of in enumerate(([("a", 1, ""), ("b", 1, ""), ("a", 0, "")], [("a", 1, "")], [("c", 1, "p")],
+                                 [("a", 1, ""), ("b", 1, ""), ("a", 1, "p"), ("b", 0, "")])):  # fmt: skip
+        rounds.add(pieces(number, *of))
+    (mine,) = pieces(3, ("a", 1, ""))
+    of, part, b = "after 1 of 3 tokens of its window", "was continued from", 'the state of request "b"'
+    assert [(known.says, state) for known, state in rounds.wrong_states(mine, scene)] == [  # type: ignore[arg-type]
+        (f"holds {b}, in this round", ("b", 3, 2)), (f"holds {b} {of}, in this round", ("b", 3, 1)),
+        (f"{part} its own state, 1 round ago", ("carried", "a", 1)),
+        ("holds its own state, 1 round ago", ("a", 1, 2)), (f"holds its own state {of}, 1 round ago", ("a", 1, 1)),
+        (f"{part} its own state, 2 rounds ago", ("carried", "a", 0)),
+        ("holds its own state, 2 rounds ago", ("a", 0, 2)), (f"holds its own state {of}, 2 rounds ago", ("a", 0, 1)),
+        ("holds its own state before its window, 2 rounds ago", ("a", 0, 0)),
+        (f"{part} {b}, 2 rounds ago", ("carried", "b", 0)),
+        (f"holds {b}, 2 rounds ago", ("b", 0, 2)), (f"holds {b} {of}, 2 rounds ago", ("b", 0, 1)),
+        (f"holds {b} before its window, 2 rounds ago", ("b", 0, 0))]  # fmt: skip
 
 
 def test_tokens_by_which_a_stale_state_is_late_are_counted_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

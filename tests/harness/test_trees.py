@@ -25,6 +25,7 @@ from instep.diagnose import diagnose
 from instep.oracle.single_layer_run import positions_of
 from instep.run.replay import Replay
 from instep.setting import Setting
+from instep.tier_allowances import log_prob_error
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace, read
 from instep.trace.header import Room, sound
@@ -238,6 +239,8 @@ NEAR = [[[3.0, 2.0, 1.0, 0.0]], [[2.0, 1.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0]]]
         ([(1,), (0,)], [(0,), (1,), (2,)], 0.1, True),  # logits of 3 that may be off by a tenth each
         ([(0,), (3,)], [(0,), (1,), (2,)], 0.01, False),  # a token that is no candidate of the truth
         ([(0, 9)], [(0, 0)], 10.0, False),  # no token at all
+        ([(0, -1)], [(0, 0)], 10.0, False),  # nor the last one
+        ([(0, 0, 0)], [(0, 0)], 10.0, False),  # after the last step
         ([(2, 0)], [(0, 0)], 10.0, False),  # after a node that was no beam
     ],
 )  # fmt: skip
@@ -255,6 +258,9 @@ def test_paths_that_part_early_may_err_by_every_row_below() -> None:
     assert cousins > 2.5 * siblings > 0
     own = Scores(grown(NEAR, 2), None, torch.float32)
     assert own._error((0, 0), (1, 0)) < 1e-4, "what is the engine's own errs by rounding alone"
+    eps, added = torch.finfo(torch.float32).eps, -float(torch.tensor(NEAR[0][0]).double().log_softmax(0)[0])
+    assert own._rounding(()) == log_prob_error(3.0, 4, eps)
+    assert own._rounding((0,)) == pytest.approx(log_prob_error(2.0, 4, eps) + eps * added)
 
 
 OF_THE_RUN = frozenset(Tier) - {Tier.DERIVED, Tier.DIRECTED}  # which window is served shows in what follows from it

@@ -257,14 +257,15 @@ def test_part_of_uniforms_that_draws_another_token() -> None:
 
 
 def test_own_drafts_are_judged_by_the_logits_of_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests "a" and "b" in a batch of three; "b" has no row in step 2. The truth's third draft has no logits."""
+    """Requests "a" and "b" in a batch of three; "b" has no row in step 2. The truth's fourth draft has no logits."""
     most = granted(4.0, 1 / 64)
     logits = {1: torch.tensor([[4.0, 4.0 - most / 2, 0.0], [4.0, 4.0 - most, 0.0]], dtype=torch.float64),
-              2: torch.tensor([[0.0, 0.0, 4.0]], dtype=torch.float64)}  # fmt: skip
-    spans = {"chain.1": ["a", "b"], "chain.2": ["a"], "chain.3": ["a"]}
+              2: torch.tensor([[0.0, 0.0, 4.0]], dtype=torch.float64),
+              3: torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.0, 4.0]], dtype=torch.float64)}  # fmt: skip
+    spans = {"chain.1": ["a", "b"], "chain.2": ["a"], "chain.3": ["a"], "chain.4": ["a"]}
     monkeypatch.setattr(decisions, "row_spans", lambda context, stage: [
         RowSpan(name, "draft", at, 1, 0, at, 1) for at, name in enumerate(spans[stage])])  # fmt: skip
-    right = torch.tensor([[7, 9, 9, 9], [1, 0, 2, 5], [1, 0, 9, 9]])
+    right = torch.tensor([[7, 9, 9, 9, 9], [1, 0, 2, 5, 9], [1, 0, 9, 9, 9]])
     places = {Place(f"chain.{step}", AFTER_LAYERS, "logits"): its for step, its in logits.items()}
     for ours, gone, due in (
         ([0, 2, 0], (), [("a", 1, 0.0, 0, ""), ("b", 1, 0.0, 0, ""), ("a", 2, 0.0, 0, "")]),
@@ -274,7 +275,8 @@ def test_own_drafts_are_judged_by_the_logits_of_their_step(monkeypatch: pytest.M
         ([-1, 3, 0], ("b",), [("a", 1, math.inf, 0, "own draft 2 is -1; the truth's is 0"),
                               ("a", 2, math.inf, 0, "own draft 3 is 3; the truth's is 2")]),
     ):  # fmt: skip
-        own = torch.tensor([[7, 9, 9, 9], [1, ours[0], ours[1], 5], [1, ours[2], 9, 9]])
+        due = [*due, ("a", 3, 0.0, 0, "")]
+        own = torch.tensor([[7, 9, 9, 9, 9], [1, *ours[:2], 5, 8], [1, ours[2], 9, 9, 9]])
         event = Draft(("x", "a", "b"))
         sides = [SimpleNamespace(answer=Drafted(each[:, 0], each, None), places=places) for each in (right, own)]
         check = decisions.Decisions()

@@ -90,6 +90,7 @@ HOW = (
 
 
 @pytest.mark.parametrize(("x", "error", "width", "factor"), [
+    ((0.0, 0.6, 1.2, 1.8, 2.4), 0.25, torch.float32, 1.0),
     (UNEVEN, 0.25, torch.bfloat16, 1.0), (UNEVEN, 0.0625, torch.float32, 1.0), (UNEVEN, 0.0625, torch.float32, 2.0),
     (EVEN, 0.0, torch.float32, 0.0)])  # fmt: skip
 def test_bounds_of_a_draw(x: tuple[float, ...], error: float, width: torch.dtype, factor: float) -> None:
@@ -122,6 +123,14 @@ def test_bounds_of_a_draw(x: tuple[float, ...], error: float, width: torch.dtype
             found = [sampled_tokens.reachable(row, token, error, width, factor) for token in range(len(x))]
             assert found == due, (how, node, first, last)
             assert factor != 1 or sampled_tokens.sure(row, error, width) is (sum(due) == 1)
+
+
+@pytest.mark.parametrize("how", [Sampling(1.0, top_k=7), Sampling(1.0, top_p=0.25)], ids=["top-k", "top-p"])
+def test_equal_logits_are_cut_in_the_order_of_their_tokens(how: Sampling) -> None:
+    x = (1.0, 0.0) * 20
+    row = Row(torch.tensor(x, dtype=torch.float64), Drawing.alone(how, (0.5,)), 0)
+    found, due = sampled_tokens._Weights.of(row, 0.0, 0.0), bounds(x, how, 0.0, 0.0)
+    assert (found.low.tolist(), found.high.tolist()) == (pytest.approx(due[0]), pytest.approx(due[1]))
 
 
 @pytest.mark.parametrize("least", [0.0, 0.3, 1.0, 1.2, 2.0, 2.5, 100.0, 2.0**20, 2.0**20 + 1])

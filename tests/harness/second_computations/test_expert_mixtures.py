@@ -341,7 +341,7 @@ def test_rows_go_to_other_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     made, shares, chosen = pairs_of(layer)
     right, case = summed(made, shares, chosen), case_of(layer)
     other = [list(one) for one in chosen]
-    new = next(number for number in range(E) if number not in chosen[1])
+    new = max(number for number in range(E) if number not in chosen[1])
     other[1][1], other[2][0], other[2][2] = new, E, 0
     first = f"row 1 goes to expert {new} instead of expert {chosen[1][1]}"
     lost, shared = chosen[2][0], "and the shared expert"
@@ -503,3 +503,13 @@ def test_experts_are_ranked_in_groups_by_their_scores_and_biases() -> None:
     assert found.keys() == due.keys() and all(torch.allclose(found[says], due[says]) for says in due)
     outside = (weights(opened, both, usual) == 0).view(3, 2, 3).all(-1, keepdim=True).expand(3, 2, 3).reshape(3, 6)
     assert torch.equal((last > 0).any(-1), torch.ones(3, dtype=torch.bool)) and not last[~outside].any()
+
+
+def test_experts_that_rank_alike_are_chosen_in_their_order() -> None:
+    fields = {"expert_groups": 1, "groups_per_token": 1, "experts": 40, "norm_topk": True, "routed_scale": 2.0}
+    config: Any = make_dataclass("Config", fields)(**fields)
+    of: Any = SimpleNamespace(config=config, top=2, x=torch.ones(1, 2), chances=lambda scores: scores,
+                              mlp=SimpleNamespace(router=torch.zeros(40, 2), bias=None))  # fmt: skip
+    assert experts.Mixture.ranked(of, torch.zeros(1, 40)).tolist() == [[*range(40)]]
+    of.weighed = lambda share, ranking: ranking.tolist()
+    assert next(experts._by_sigmoid(of, torch.zeros(40)))[1] == [[0, 1]]  # type: ignore[comparison-overlap]

@@ -4,6 +4,7 @@ Leaves out: the wrong states (`test_wrong_state_bank.py`), and whole runs (`test
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from instep.checks import known_wrong_states
+from instep.checks import known_wrong_states, one_sided_errors
 from instep.checks.error_measurement import Spot, granted_error, measured, not_finite
 from instep.checks.known_wrong_states import Looked, look
-from instep.checks.one_sided_errors import Samples
+from instep.checks.one_sided_errors import OneSided, Samples
 from instep.checks.wrong_state_inputs import Wrong
 from instep.finding_problem import NamedMistake
-from instep.tier_allowances import DITHERED, MORE_DRAWS, SCALE_FLOOR
-from instep.verdict import Tier
+from instep.tier_allowances import DITHERED, MORE_DRAWS, SCALE_FLOOR, one_sided_limit
+from instep.verdict import Skipped, Tier
+from instep_reference.contract.declared_rounding import Product
 from instep_reference.contract.place_names import Place
+from support.inputs.check_contexts import of_facts
 
 Tensor = torch.Tensor
 
@@ -295,6 +298,7 @@ def test_rare_states_name_an_error_that_the_bank_does_not(monkeypatch: pytest.Mo
         ([rare("a", 0.9), *far, rare("b", 0.95)], [], "b", 0.95),
         ([], [rare("c", 1.1)], "c", 1.1),
         ([rare("a", 0.95), *far], [rare("c", 0.9)], "a", 0.95),
+        ([rare("a", 0.9), *far], [rare("c", 0.9)], "a", 0.9),
         ([rare("a", 0.7)], [], None, 0),
     ):
         monkeypatch.setattr(known_wrong_states, "overfull", lambda scene, late=late: iter(late))
@@ -361,7 +365,11 @@ def test_a_scene_has_the_tokens_that_its_state_took(monkeypatch: pytest.MonkeyPa
             )
             piece: Any = SimpleNamespace(folding=folding, layer=1, request="a", prefix=prefix, later_windows="later",
                                          span=SimpleNamespace(kind=kind, nodes=nodes))  # fmt: skip
-            of = known_wrong_states.scene_of(piece, [piece])
+            given = [SimpleNamespace(**vars(piece) | more, truth=SimpleNamespace(state=state)) for more, state in (
+                ({"layer": 2, "request": "b"}, 1), ({"prefix": "p"}, 2), ({"request": "c", "folding": None}, 3),
+                ({"request": "d", "span": SimpleNamespace(kind="prefill")}, 4), ({"request": "e"}, 5),
+                ({"request": "f"}, None))]  # fmt: skip
+            of = known_wrong_states.scene_of(piece, [piece, *given])  # type: ignore[list-item]
             tree = kind == "commit" and parents is not None
             path = [*nodes] if tree else [0, 1, 2, 3, 4]
             for found, name in ((of.v, "v"), (of.log_decay, "log_decay"), (of.beta, "beta")):
@@ -375,7 +383,12 @@ def test_a_scene_has_the_tokens_that_its_state_took(monkeypatch: pytest.MonkeyPa
                 "recalls",
                 "skip",
             )
-            assert (of.others, of.theirs, of.their_decays, of.later) == ([("o", "other")], [], [], "later")
+            assert (of.others, of.later) == (
+                [("o", "other"), ('of request "d"', 4), ('of request "e"', 5)], "later")
+            names = [f'of request "{name}"' for name in "ef"] * (kind != "decode")
+            for kept, name in ((of.theirs, "update"), (of.their_decays, "log_decay")):
+                assert [whose for whose, _ in kept] == names
+                assert all(torch.equal(tensor, mine.rows[name]) for _, tensor in kept)
             assert of.branches == (("branches of", nodes) if tree else ())
             assert of.recent == (() if step is None else ("recent",)) and of.previous == (step and "base before")
             assert [(known, torch.equal(state, of.base + 1)) for known, state in of.handed] == [("handed", True)] * (
@@ -433,13 +446,19 @@ def limits(rows: Sequence[Sequence[tuple[float, float]]], b: float, t: float) ->
 
 
 @pytest.mark.parametrize(("component", "shape", "rotated", "skip"), [
-    ("hidden", (1, 5), 2, 0), ("q", (3, 4), 2, 0), ("query", (3, 4), 3, 3), ("key", (1, 4), 1, 1)])  # fmt: skip
+    ("hidden", (1, 5), 2, 0), ("q", (2, 4), 2, 0), ("query", (3, 4), 3, 3), ("key", (1, 4), 1, 1)])  # fmt: skip
 def test_mean_errors_of_rows(component: str, shape: tuple[int, int], rotated: int, skip: int) -> None:
-    """Rows wait until there are 32. A row with the bits of an earlier one and one that is not finite do not count."""
+    """Rows wait until there are 32. A row with the bits of an earlier one and one that is not finite do not count.
+
+    A channel that is nearly 0 has errors of its own size. A row below the floor of sizes has none.
+    """
     o = drawn(50, 40, *shape)
     o[3], o[5] = o[2], 0.0
+    o[:, :, -2] *= 1e-6
+    o[10:12] *= torch.tensor([1e-20, 1e-35], dtype=torch.float64)[:, None, None]
     o[:, 0, 0] *= (torch.arange(40) != 7) & (torch.arange(40) != 8)
     x = o + 1e-3 * drawn(51, 40, *shape) + 5e-4 * o
+    x[10:12] = 1.001 * o[10:12]
     x[9, 0, 1], o[:, :, -1] = torch.nan, 0.0
     samples, flat = Samples(component, rotated, 6), shape if shape[0] > 1 else shape[1:]
     rows = [one.reshape(-1, *flat) for one in (x, o)]
@@ -492,3 +511,67 @@ def test_mean_errors_of_events_and_numbers_per_head() -> None:
     large = Samples("hidden", 0, 0)
     wide = torch.ones(2, (1 << 16) - 1)
     assert not large.add(wide, wide) and large.add(wide[:1], wide[:1])
+
+
+def test_a_look_takes_the_group_that_uses_most_of_its_limit() -> None:
+    """The second of two heads is slightly too large."""
+    o = drawn(54, 64, 2, 4)
+    x = o * (1 + 1e-7 * drawn(55, 64, 2, 4))
+    x[:, 1] *= 1 + 2e-6
+    oracle: Any = SimpleNamespace(runner=SimpleNamespace(rounded=SimpleNamespace(embedding=torch.ones(1))))
+    samples, place = Samples("q", 0, 3), Place("trunk", 1, "q")
+    assert samples.add(x, o)
+    for number, stored in enumerate((torch.float32, torch.bfloat16), 1):
+        (one,) = OneSided(oracle)._look(of_facts(), place, "a", samples, stored)
+        mean, limit = limits(samples_of(x, o, 0), torch.finfo(torch.float32).eps, one_sided_limit(number))
+        assert (samples.looks, samples.looked, one.elements, one.blocks) == (number, 64, 64, 7)
+        assert (one.place, one.head, one.worst, one.allowed) == (
+            place, 1, pytest.approx(mean[2]), pytest.approx(limit[2]))  # fmt: skip
+        assert "e-06 of its size too large" in one.diagnosis and one.diagnosis.endswith(
+            "on average over 64 rows since event 3; rounding errs to both sides")
+        assert (" beyond its rounding to bfloat16" in one.diagnosis) is (number == 2)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize(("bound", "mixers"), [(None, ("gdn",)), (-5.0, ("mla",))])
+def test_a_place_has_samples_unless_it_amplifies_errors(
+    narrow: bool, bound: float | None, mixers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of a draft share samples. Narrow products leave the places without a product. Prefixes are left out."""
+    seen = [Place(*each) for each in (("trunk", 1, "normed"), ("chain.0", 2, "mlp"), ("chain.1", 2, "mlp"),
+            ("trunk", 1, "log_decay"), ("trunk", 3, "attended"), ("trunk", 3, "query"), ("trunk", 3, "logits"))]
+    ones, given = torch.ones(2, 1, 4), SimpleNamespace(prefix="", span=SimpleNamespace(count=2), request="a")
+    monkeypatch.setattr(one_sided_errors, "Recomputation", SimpleNamespace)
+    monkeypatch.setattr(one_sided_errors, "_errors", lambda context, piece: [(one, ones, ones, 0) for one in seen])
+    oracle: Any = SimpleNamespace(
+        at=lambda context: [given, SimpleNamespace(prefix="p"), None],
+        config=SimpleNamespace(decay_bound=bound, rotary_dim=2, mixers=mixers),
+        runner=SimpleNamespace(products={"linear": Product("bf16" if narrow else "ieee")}))  # fmt: skip
+    check = OneSided(oracle)
+    assert [type(one) for one in check(of_facts())] == [Skipped] * narrow
+    due = {("trunk", 1, "normed"): 1} | ({} if narrow else {("chain", 2, "mlp"): 2, ("trunk", 3, "query"): 1})
+    due |= {("trunk", 1, "log_decay"): 1} if bound is None else {}
+    assert {key: len(samples._waiting) for key, samples in check.samples.items()} == due
+    for (_, _, component), samples in check.samples.items():
+        assert samples._skip == (0 if component != "query" else 2 if mixers == ("gdn",) else sys.maxsize)
+
+
+def test_errors_are_read_where_rows_and_states_have_their_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_sided_errors, "due", lambda context, place, span: place.component != "z")
+    monkeypatch.setattr(one_sided_errors, "rows", lambda side, place, span: side.get(place.component))
+    truth, wide = {"normed": drawn(56, 2, 4), "q": drawn(57, 2, 4), "k": drawn(58, 2, 4), "z": drawn(59, 2, 4),
+                   "pick": torch.ones(2, dtype=torch.int64), "v": drawn(60, 0, 4)}, drawn(61, 2, 3, 4)  # fmt: skip
+    shown = {**truth, "q": truth["q"].bfloat16(), "k": truth["k"][:1]}
+    for state, writes, there in ((wide.float(), True, 1), (wide.bfloat16(), True, 0), (wide[:1], True, 0),
+                                 (None, True, 0), (wide.float(), False, 0)):  # fmt: skip
+        near: Any = SimpleNamespace(
+            truth=SimpleNamespace(places={Place("trunk", 1, one): x for one, x in truth.items()}, state=wide),
+            writes_state=writes, layer=1, left=lambda side, state=state: SimpleNamespace(state={1: state}))  # fmt: skip
+        piece: Any = SimpleNamespace(from_own_inputs=near, span=None, place=lambda name: Place("trunk", 1, name))
+        found = [*one_sided_errors._errors(of_facts(subject=shown), piece)]
+        assert [place.component for place, *_ in found] == ["normed", "q", *["state"] * there]
+        assert [dtype for *_, dtype in found] == [torch.float64, torch.bfloat16, *[torch.float32] * there]
+        for place, x, o, _ in found:
+            at = place.component
+            assert torch.equal(o, wide[None] if at == "state" else truth[at])
+            assert (x - o).abs().max() <= {"normed": 0, "q": 1e-2, "state": 1e-6}[at]

@@ -6,7 +6,7 @@ explanations (`test_explanations.py`).
 
 import ast
 import math
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,7 +46,7 @@ from instep.run.run_variants import Variant
 from instep.tier_allowances import TRUTH_ERROR, log_prob_error, sums_error
 from instep.verdict import Comparison, Skipped, Tier, Verdict
 from instep.watch.memory_changes import pattern
-from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Load
+from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Load, Preempt, Save
 from instep_reference.contract.engine import Row as BatchRow
 from instep_reference.contract.place_names import Place
 from instep_reference.contract.sampling import Sampling
@@ -71,9 +71,9 @@ def finding(place: Place = STATE, request: str = "a", check: str = "derived", **
 
 
 def test_ranks_stages_and_replicas_are_compared_where_there_are_several() -> None:
-    named = {how: [check.name for check in of_ranks(*how)] for how in ((1,), (2,), (2, 3), (1, 3), (1, 1, 2))}
+    named = {how: [check.name for check in of_ranks(*how)] for how in ((1,), (2,), (2, 3), (1, 2), (1, 1, 2))}
     assert named == {(1,): [], (2,): ["agreement", "collectives", "replicas"], (2, 3): ["agreement", "stages"],
-                     (1, 3): ["agreement", "stages"], (1, 1, 2): ["agreement", "group"]}  # fmt: skip
+                     (1, 2): ["agreement", "stages"], (1, 1, 2): ["agreement", "group"]}  # fmt: skip
 
 
 @pytest.mark.parametrize(("ranks", "layout", "short"), [(None, "KV", False), (None, "VK", True), (2, "VK", False)])
@@ -239,18 +239,50 @@ def test_drafts_are_judged_where_the_engine_shows_them_and_not_all(monkeypatch: 
 
 
 def test_a_window_of_other_paths_is_a_tie_or_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All beams agree, and the last choice does not. Up to a part of 1 the truth's scores are a tie."""
-    given = context(expected=SimpleNamespace(grown=2, slots_after={}, slots_before={}), subject=SimpleNamespace(
+    """The last choice differs, or the beams of the second step. Up to a part of 1 the truth's scores are a tie."""
+    given = context(expected=SimpleNamespace(grown=3, slots_after={}, slots_before={}), subject=SimpleNamespace(
         places={grown_trees.PLACE._replace(component="logits"): torch.zeros(1)}))  # fmt: skip
-    sides = [SimpleNamespace(logits=[0, 0], growing=SimpleNamespace(
-        beams=[], candidates=[], chosen=lambda drafts, paths=paths: paths)) for paths in ([(1,)], [(2,)])]  # fmt: skip
     monkeypatch.setattr(grown_trees, "paths_of", lambda side, beams: beams)
-    for part, ours, ties, wrong in ((0.5, 0, 1, False), (2.0, 0, 0, True), (0.5, 1, 0, False)):
-        monkeypatch.setattr(grown_trees, "Scores", lambda *of, part=part: SimpleNamespace(
-            disorder=lambda *paths, ordered: 9.0 if ordered else part))  # fmt: skip
-        check = grown_trees.Grown()
-        found = check._chosen(given, "a", *(sides[number] for number in (ours, 1)), 0.0)  # type: ignore[call-arg, arg-type]
-        assert (found.undecided, check.ties.ties, check.ties.made, found.agrees) == (ties, ties, 1, not wrong)
+    monkeypatch.setattr(grown_trees, "_level", lambda truth, step: step)
+
+    def side(*beams: Any, chosen: Any = ((2,),)) -> Any:
+        growing = SimpleNamespace(beams=[(), ((8,),), *beams, ()], candidates=[0] * 5, chosen=lambda drafts: chosen)
+        return SimpleNamespace(logits=[0] * 4, growing=growing)
+
+    truth = side(((9,),), ((9, 9),))
+    for part, ours, at, against in (
+        (0.5, side(((9,),), ((9, 9),), chosen=((1,),)), 3, range(5)), (5.0, truth, 3, None),
+        *((part, side(((9,),), ((7, 7),)), 2, 3) for part in (0.5, 1.0, 1.5, 2.0)),
+    ):  # fmt: skip
+        asked = list[Any]()
+        monkeypatch.setattr(grown_trees, "Scores", lambda *of, part=part, asked=asked: SimpleNamespace(
+            disorder=lambda kept, among, ordered: asked.append((among, ordered)) or part))  # fmt: skip
+        check, differs = grown_trees.Grown(), ours is not truth
+        found = check._chosen(given, "a", ours, truth, 0.0)
+        assert asked == [(against, at == 2)] * differs
+        ties = int(differs and part <= 1)
+        assert (found.undecided, check.ties.ties, check.ties.made, found.elements) == (ties, ties, 1, 6)
+        assert (found.place.stage, found.worst) == (f"chain.{at}", part * differs)
+        assert found.agrees is (found.diagnosis == "") is (found.worst <= 1)
+
+
+def test_a_tree_follows_from_its_own_logits_up_to_their_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree that differs by nothing has a path that its own logits do not have."""
+    monkeypatch.setattr(grown_trees, "mistake", lambda context, name, wrong: None)
+    mine, told = ([4, 5, 6], [0, 1, 1]), ([4, 5, 7], [0, 1, 1])
+    trees: Any = {"a": told}
+    for due, part, worst in ((told, 0.0, 0.0), (mine, 0.5, 0.5), (mine, 1.0, 1.0), (mine, 1.5, 1.5),
+                             (mine, 0.0, math.inf)):  # fmt: skip
+        monkeypatch.setattr(grown_trees, "grown_of", lambda context, side, name, due=due: grown(due))
+        monkeypatch.setattr(grown_trees, "_own_part", lambda context, ours, told, part=part: part)
+        given = context(rounded=object(), subject=None, expected=SimpleNamespace(
+            grown=3, slots_after={}, slots_before={}))  # fmt: skip
+        assert grown_trees._wrong(given, trees) == (trees if worst > 1 else {})
+        one = grown_trees.Grown()._follows(given, "a", trees, due, part)
+        assert (one.worst, one.undecided, one.elements) == (worst, int(0 < worst <= 1), 6)
+        assert one.agrees is (one.diagnosis == "") is (worst <= 1)
+    monkeypatch.setattr(grown_trees, "grown_of", lambda context, side, name: None)
+    assert grown_trees._wrong(given, trees) == trees
 
 
 class Layer(SimpleNamespace):
@@ -268,6 +300,11 @@ def test_choices_of_experts_are_judged_for_layers_that_were_recomputed(monkeypat
     monkeypatch.setattr(experts, "parted", lambda context, stage, span: False)
     monkeypatch.setattr(experts.Experts, "_piece", lambda self, context, piece, route, noise: [route])
     assert [*experts.Experts(oracle)(context(event=Draft(("a",)), rounded=object()))] == [1]
+    check = experts.Experts(oracle)
+    check.parted = {"a"}
+    for event in (Save("a", "one"), Save("b", "two"), Preempt("a"), Draft(("a", "b"))):
+        assert not [*check(context(event=event, rounded=object()))]
+    assert check.kept == {"one"}, "copies of a request that parted"
 
 
 def test_positions_are_spelled_as_one_as_a_range_or_as_a_list() -> None:
@@ -314,12 +351,53 @@ def test_states_without_a_tracked_prefix_are_not_those_of_others(monkeypatch: py
         assert len(found) == 2 + misread
 
 
+def test_a_state_inside_a_chunk_has_the_last_of_its_roundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unchanged_bytes, "kept_in", lambda rounds, forward: ("chunk", "kept") if forward else ())
+    monkeypatch.setattr(unchanged_bytes, "off_the_grid", lambda found, storage: None if storage == "kept" else 1)
+    its: Any = SimpleNamespace(_narrow={}, name="bytes", tier=Tier.BITWISE)
+    for event, agrees in ((Forward((BatchRow("a", "prefill", 4),)), [True]), (Draft(("a",)), [])):
+        given = context(event=event, expected=SimpleNamespace(slots_after={"a": 1}, slots_before={}))
+        span: Any = SimpleNamespace(request="a")
+        found = [*unchanged_bytes.Bytes._on_the_grid(its, given, span, STATE, torch.ones(2))]
+        assert [one.agrees for one in found] == agrees
+
+
 def test_whole_runs_in_place_of_an_oracle_make_no_narrow_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_oracle, "_left", lambda side, piece: torch.ones(2))
     its: Any = SimpleNamespace(_redrawn=lambda context, piece: None)
     piece = make_dataclass("Piece", ("writes_state", "yardsticks", "dithered", "narrow"))(True, None, None, True)
+    for given, one in ((context(rounded=None), piece), (context(rounded=object()), replace(piece, writes_state=False))):
+        assert state_oracle.FreeOracle._by(its, given, one) is one
     found = state_oracle.FreeOracle._by(its, context(rounded=object()), piece)
     assert not found.narrow and found.yardsticks.state is not None and found.yardsticks.state.shape == (1, 2)
+    monkeypatch.setattr(state_oracle.StateOracle, "__init__", lambda self, *given: setattr(
+        self, "runner", SimpleNamespace(truth=None)))  # fmt: skip
+    monkeypatch.setattr(state_oracle, "TrueRunner", lambda *given: None)
+    for rounds, products, most in (({"q": torch.float32}, {}, 7), ({"q": torch.float32}, {"gdn": 1}, 16),
+                                   ({"q": torch.float32, "state": torch.bfloat16}, {}, 16)):  # fmt: skip
+        made: Any = state_oracle.FreeOracle(None, rounds, torch.float32, products, redraws=7, dithered=16)  # type: ignore[arg-type]
+        assert made.numbers == range(1, most + 1)
+
+
+def test_a_state_alone_is_planned_for_each_request_that_shows_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk begins with its own state. One that continues a prompt may follow any conv window."""
+    monkeypatch.setattr(state_oracle, "state_before", lambda before, layer, start, device: ("base", layer))
+    monkeypatch.setattr(state_oracle, "to_state", lambda hidden, *of: (hidden, *of[1:]))
+    monkeypatch.setattr(state_oracle, "rows", lambda side, place, span: side.get(place.layer))
+    monkeypatch.setattr(state_oracle.StatePlanner, "_parents", lambda self, span: None)
+    monkeypatch.setattr(state_oracle.StatePlanner, "_hidden", lambda self, span, layer: {2: "2", 3: "3"}.get(layer))
+    config: Any = SimpleNamespace(keeping=lambda component: (4, 5, 6))
+    side = {4: torch.ones(3, 2), 5: torch.ones(2, 2)}
+    plan = state_oracle.StatePlanner(context(subject=side), config, {}, True, gdn_layers=(1, 2, 3, 4, 5, 6),
+                                     device=torch.device("cpu"))  # fmt: skip
+    for kind, start in (("prefill", 0), ("prefill", 5), ("verify", 5)):
+        span: Any = SimpleNamespace(kind=kind, start=start, count=3)
+        tasks = [*plan._target(span, SimpleNamespace(conv={2: "window"}))]  # type: ignore[arg-type]
+        assert [(task.layer, task.recurrence.number) for task in tasks if task.recurrence] == [(2, 1), (3, 2), (4, 3)]
+        for task in tasks:
+            assert task.recurrence is not None and task.recurrence.base == ("base", task.layer)  # type: ignore[comparison-overlap]
+            assert task.chunk == (("base", task.layer) if kind == "prefill" else None)
+            assert (task.recurrence.window is not None) is (kind == "prefill" and start == 5 and task.layer == 2)
 
 
 # -- grown trees -------------------------------------------------------------------------------------------
@@ -347,12 +425,17 @@ def test_only_a_tree_that_follows_from_its_own_logits_is_compared_with_the_truth
             event=Draft(("a",)),
             subject=SimpleNamespace(answer=answer),
             truth=SimpleNamespace(answer=right),
-            expected=SimpleNamespace(topk=2, grown=2),
+            expected=SimpleNamespace(topk=2, grown=2, slots_after={}, slots_before={}),
             shown=SimpleNamespace(whole=True),
             rounded=object(),
         )
         found: list[Any] = [*grown_trees.Grown()(given)]
         assert found == says
+    for lost in (given.subject, given.truth):
+        monkeypatch.setattr(grown_trees, "grown_of", lambda context, side, name, lost=lost: SimpleNamespace(
+            **vars(grown(mine)) | {"whole": side is not lost}))  # fmt: skip
+        (one,) = grown_trees.Grown()(given)
+        assert isinstance(one, Comparison) and one.diagnosis.startswith("the grown tree is ([4, 6], [0, 1]); expected")
 
 
 def test_the_order_of_a_window_is_no_order_of_its_scores() -> None:
@@ -363,6 +446,7 @@ def test_the_order_of_a_window_is_no_order_of_its_scores() -> None:
         (place, grown_trees.PLACE._replace(component="logits")), growth.logits[0])))  # fmt: skip
     assert grown_trees._own_part(given, growth, ([0, 1], [0, 0])) == 0
     assert grown_trees._own_part(given, growth, ([0, 0], [0, 0])) == math.inf
+    assert grown_trees._told_paths(([4], [-1])) is None
     rows: Any = SimpleNamespace(_granted=lambda path: 10.0 ** len(path), _rounding=lambda path: 0.0)
     for one, other, error in (((1,), (1, 2), 10), ((1, 2), (1, 3), 10), ((1, 2), (3,), 11), ((1,), (1,), 0)):
         assert grown_trees.Scores._error(rows, one, other) == error
