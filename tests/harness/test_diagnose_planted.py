@@ -36,24 +36,12 @@ SAYS = {
     "mtp-hidden-stale": "is the head's row of the round before",
     "update-of-another-row": 'is that of request "a"',
 }
-
-# Those whose sentence in the catalogue is the bank's or a check's, and which no other test plants.
-NAMED = (
-    "norm-weight-without-one", "row-sum-of-another", "narrow-state-read-in-decode", "chunk-boundary-partial-block",
-    "mtp-hidden-row-stride", "mtp-hidden-not-chained-labels", "update-of-a-stale-state",
-    "chunk-boundary-begins-anew-labels", "draft-prefill-padded-token", "draft-chain-own-drafts", "narrow-offset",
-    "layer-kind-polluted", "pending-after-load", "count-permute-batch", "count-permute-lengths", "lifecycle-loss-root",
-    "controller-one-batch-late", "tree-as-chain-mask", "tree-as-chain-rotary", "scale-not-committed",
-    "hidden-of-the-node-before",
-)
-SAYS |= {fault: by_id()[fault].says for fault in NAMED}
 TRAINED = ("gate-l2-eps-outside-the-root",)  # the norm of a random model's keys is too large to tell this eps by
-FOUR_LAYERS = ("layer-kind-polluted",)  # its sentence names a layer by number, whose place the draft head pollutes
 
 
 def told(fault: str) -> Trace:
     name = by_id()[fault].trace
-    return read(TRACES / f"{name}.jsonl") if fault in TRAINED else few_channels(name, 4 if fault in FOUR_LAYERS else 2)
+    return read(TRACES / f"{name}.jsonl") if fault in TRAINED else few_channels(name, 2)
 
 
 def there(place: Place) -> Place:
@@ -67,12 +55,12 @@ def there(place: Place) -> Place:
 def test_a_planted_fault_is_explained_by_the_general_bank(fault: str) -> None:
     """Faults of the trunk with the drafts of the trace handed in: no draft head is computed then."""
     planted = by_id()[fault]
-    given = planted.place.stage == "trunk" and planted.how.drafter is None and fault not in FOUR_LAYERS
+    given = planted.place.stage == "trunk"
     with planted_here(*planted.edits):
         trace = told(fault)
         replay = Replay(trace, replace(planted.how, drafter="external") if given else planted.how)
         findings = diagnose(replay, judged_from=begun(trace, planted.event), until=planted.event).verdict.findings
-    place = planted.place if fault in (*TRAINED, *FOUR_LAYERS) else there(planted.place)
+    place = planted.place if fault in TRAINED else there(planted.place)
     here = [found.diagnosis for found in findings if (found.event, found.place) == (planted.event, place)]
     assert here, findings[:2]
     assert any(SAYS[fault] in said for said in here), here

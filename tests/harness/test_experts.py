@@ -33,7 +33,7 @@ from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.ops.plain.mlp import _shared, _swiglu
 from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
 from instep_proof.faults.catalogue.experts import CHOSEN
-from instep_proof.faults.catalogue.fault import Edit, Expected, Fault
+from instep_proof.faults.catalogue.fault import Edit, Expected
 from instep_proof.faults.rerecord import retraced
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
@@ -42,22 +42,21 @@ from instep_reference.mlp import route
 from support.inputs.checkpoints import config_of, write
 from support.inputs.traces import brief, recording
 from support.running.covering import each_value, few
-from support.running.planting import found_as_expected
+from support.running.planting import judged_here
 from support.running.verdicts import agreed, first_finding
 
 pytestmark = pytest.mark.slow  # whole replays or commands
 
 MLP = "instep_optimized/ops/plain/mlp.py"
 RANKED = "chances.sort(dim=-1, descending=True, stable=True)"
-HERE = [fault for fault in FAMILIES["experts"] if fault.how.ops == "plain"]  # a kernel is planted in a copy
 ELSEWHERE = "    chosen[0, 0] = next(e for e in range(len(weights.router)) if e not in chosen[0])\n"
-HERE += [by_id()["grouped-shares-by-place"], replace(  # no catalogue's sentence: the bank fits it
-    HERE[0], id="one-row-elsewhere", edits=(Edit(MLP, CHOSEN, CHOSEN + ELSEWHERE),),
-    other=Expected(HERE[0].event, *HERE[0].place, "row 0 goes to expert"))]
+FIRST = FAMILIES["experts"][0]
+ONE_ROW = replace(  # no catalogue's sentence: the bank fits it
+    FIRST, id="one-row-elsewhere", edits=(Edit(MLP, CHOSEN, CHOSEN + ELSEWHERE),),
+    other=Expected(FIRST.event, *FIRST.place, "row 0 goes to expert"))  # fmt: skip
 GIVEN = {"drafter": "external"}  # with the drafts of the trace, where no fault is one of the draft head
 ONCE = 6  # event: a prompt, a window and a commit
 TWICE = 9  # event: by then each request has had a prompt, a window and a commit, and one step without drafts
-TO_ARITHMETIC = (Tier.IDENTITY, Tier.BITWISE, Tier.DERIVED)  # what follows is not asked who was first
 CONFIG = ModelConfig.from_dict(config_of("moe"))  # 2 of 4 experts to a row
 
 
@@ -122,10 +121,9 @@ def test_a_yardstick_follows_the_truth_and_stays_sharp(trace: Trace, plant: Any)
     assert (first.event, first.place.component, first.check) == (2, "mlp", "derived")
 
 
-@few(2)
-@pytest.mark.parametrize("fault", HERE, ids=lambda fault: fault.id)
-def test_a_fault_of_experts_is_found_located_and_named(fault: Fault, small: Trace) -> None:
-    found_as_expected(fault, small, TO_ARITHMETIC, given=True)
+def test_a_row_that_goes_to_another_expert_is_found_located_and_named() -> None:
+    one = judged_here(ONE_ROW)
+    assert one.found and one.located and one.named_by == "bank", one.arm.findings[:1]
 
 
 def test_faults_are_planted_under_a_model_with_experts_too(model: Path, tmp_path: Path, plant: Any) -> None:

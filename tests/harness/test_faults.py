@@ -42,10 +42,9 @@ from support.running.covering import WHOLE, few
 from support.running.planting import planted_here
 from support.wrong.harmless import HARMLESS, Harmless
 
-# One of a family each. The first share the control arm of one short trace, and run as a campaign runs them, each in a
-# copy of the source and in processes. The other one is planted here. All of them: `fixtures/results/faults.json`.
+# They share the control arm of one short trace, and run as a campaign runs them, each in a copy of the source and in
+# processes. `test_planted_families.py` plants a drawn fault of each family in its own process.
 FEW = ("row-for-slot", "count-permute-lengths", "draft-chain-own-drafts")
-FURTHER = ("prefill-as-verify-snapshot",)
 ROW_FOR_SLOT = by_id()["row-for-slot"]
 # Edits that cannot fire: the same number in other words, on a trace and in a setting of a fault above.
 SAME = Edit("instep_optimized/draft_answers.py", "NO_OPINION = -1", "NO_OPINION = 0 - 1")
@@ -103,20 +102,6 @@ def here(instep: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
         return subprocess.CompletedProcess(words, ended.code, ended.out, ended.err)
 
     monkeypatch.setattr("instep_proof.faults.plant.run", run)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("name", FURTHER)
-def test_a_fault_of_another_family_is_found_named_and_located(name: str, tmp_path: Path) -> None:
-    fault = by_id()[name]
-    trace = few_channels(fault.trace, 2).path
-    control = replayed(tmp_path, trace, fault.how, tmp_path / "control.json")
-    with planted_here(*fault.edits):
-        arm = replayed(tmp_path, trace, fault.how, tmp_path / "planted.json")
-    one = judge(fault, replace(control, served=RIGHT), replace(arm, served=PLANTED), RIGHT, PLANTED)
-    assert not one.void and one.control.clean, one.void
-    assert one.found and one.located and one.named == bool(one.fault.says), list(surprises(result_data.data_of(one)))
 
 
 @pytest.mark.slow

@@ -6,20 +6,25 @@ Leaves out: kernels, tables and imports, which need a copy of the source (`inste
 
 import ast
 import importlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import msgspec
+
 from instep.diagnose import diagnose
 from instep.lru_cache import forget
+from instep.report.outcome_data import finding, listed_findings
 from instep.run.replay import Replay
-from instep.trace.file import Trace
-from instep.verdict import Comparison, Tier
+from instep.trace.file import Trace, read
+from instep.verdict import Exit
+from instep_proof.faults.catalogue import TRACES
 from instep_proof.faults.catalogue.fault import Edit, Fault, Wrap
+from instep_proof.faults.compare_with_control import Judged, judge
+from instep_proof.faults.fault_runs import Arm
 from instep_proof.faults.plant import edited
 from instep_proof.faults.syntax_edit import parsed
 from instep_reference.contract.engine import Commit, Forward
@@ -57,22 +62,25 @@ def swaps_of(*edits: Edit | Wrap) -> list[tuple[FunctionType, CodeType]]:
     return [swap for file, both in texts.items() for swap in _swaps(file, *both)]
 
 
-def found_as_expected(fault: Fault, trace: Trace, tiers: Collection[Tier], *, given: bool = False) -> Comparison:
-    """The first finding of a run with the fault: where the catalogue expects it, by its check and with its sentence.
+def plantable(fault: Fault) -> bool:
+    """Whether a replay in this process can show the fault: it needs no relation, and no copy of the source."""
+    try:
+        return fault.relation is None and bool(swaps_of(*fault.edits))
+    except BadInput:
+        return False
 
-    given: a fault of the trunk runs with the drafts of the trace, and no draft head is computed
+
+def judged_here(fault: Fault) -> Judged:
+    """The fault as `instep faults` judges it, of a run until the event of its expected finding.
+
+    What only a whole campaign shows is taken for granted: the control agrees, and the edited source served.
     """
-    how = replace(fault.how, drafter="external") if given and fault.place.stage == "trunk" else fault.how
+    trace, right, planted = read(TRACES / f"{fault.trace}.jsonl"), {"instep": "right"}, {"instep": "planted"}
+    control = Arm(Exit.AGREED, 0.0, served=right, events=1, of=1)
     with planted_here(*fault.edits):
-        ran = diagnose(Replay(trace, how), tiers=tiers, until=fault.event, judged_from=begun(trace, fault.event))
-    findings = ran.verdict.findings
-    assert findings, "not found"
-    first, here = findings[0], [one for one in findings if one.event == fault.event]
-    assert (first.event, first.place) == (fault.event, fault.place), first
-    assert {one.check for one in here} & {*fault.seen_by}
-    said = [one.diagnosis + (one.explained.says if one.explained is not None else "") for one in here]
-    assert any(fault.says in one for one in said), said[:3]
-    return first
+        verdict = diagnose(Replay(trace, fault.how), until=fault.event).verdict
+    findings = tuple(map(msgspec.to_builtins, map(finding, listed_findings(verdict.findings))))
+    return judge(fault, control, Arm(verdict.exit, 0.0, findings, served=planted, message="it ran"), right, planted)
 
 
 def begun(trace: Trace, event: int) -> int:

@@ -40,7 +40,7 @@ FAULTS: tuple[Fault, ...] = (
            "The page table is reallocated when it grows, but a graph keeps the one of its capture.",
            Wrap("instep_optimized/memory/__init__.py", "Memory.grow", "from dataclasses import replace\n"
                 "self.slot_table = replace(self.slot_table, table=self.slot_table.table.clone())"),
-           seen=("labels", "contracts"), origin="vllm 44868"),
+           seen=("graphs", "labels", "contracts"), origin="vllm 44868"),
     _fault("frozen-capture-forced", "frozen-capture",
            "Inputs with two axes are not copied in: a graph keeps the choices of its capture.",
            Edit.of(RUNNER, "return own[: len(given)], given{ =>  if given.dim() == 1 else own[: len(given)]}"),
