@@ -37,6 +37,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="also run the tests that `make test` leaves to `make whole`")
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Refuse a set of parameters: its order, and so the ids, differ between the workers of pytest-xdist."""
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        assert not any(isinstance(values, set | frozenset) for values in mark.args[1:2]), (
+            f"{metafunc.definition.nodeid} takes a set: sort it")
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
     """Leave out the tests of `make whole`, and skip those of a GPU that is not here.

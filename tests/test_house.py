@@ -9,11 +9,13 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterable
+from contextlib import nullcontext
 from fnmatch import fnmatch
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -454,6 +456,16 @@ def repeated(sources: Iterable[tuple[str, str]]) -> list[list[str]]:
                 body = ast.unparse(ast.Module(node.body[ast.get_docstring(node) is not None :], []))
                 bodies.setdefault(body, []).append(f"{name}: {node.name}")
     return [found for body, found in bodies.items() if len(found) > 1 and body.count("\n") >= 2]
+
+
+def test_a_set_of_parameters_is_refused(request: pytest.FixtureRequest) -> None:
+    plugin = request.config.pluginmanager.get_plugin(str(Path(__file__).with_name("conftest.py")))
+    assert plugin is not None
+    for values, refused in ({"a", "b"}, True), (["a", "b"], False), ({"a": 1}.keys(), False):
+        marks = [pytest.mark.parametrize("name", values).mark]
+        with pytest.raises(AssertionError, match="here takes a set") if refused else nullcontext():
+            plugin.pytest_generate_tests(SimpleNamespace(
+                definition=SimpleNamespace(nodeid="here", iter_markers=lambda name, marks=marks: marks)))
 
 
 def test_no_helper_of_tests_is_written_twice() -> None:

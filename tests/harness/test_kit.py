@@ -117,6 +117,21 @@ def test_norm_without_its_eps_is_found(op: str) -> None:
     assert kit.served(kit.op_cases(op, dtype="float32"), wrong).exit is kit.Exit.DIVERGED
 
 
+def test_a_linear_layer_is_judged_as_the_component_that_its_call_names() -> None:
+    """One channel of the mixer is one unit of bf16 off. Nothing else finds that."""
+
+    def one_more(out: torch.Tensor, given: dict[str, Any]) -> torch.Tensor:
+        if given["to"].component == "mixer" and out.dtype == torch.bfloat16:
+            out.view(torch.int16)[..., 3] += 1
+        return out
+
+    for once, found in (((), False), (("hidden", "z"), False), (("mixer",), True)):
+        served = [kit.served(kit.op_cases("linear"), replace(ops, once=once)) for ops in (
+            PLAIN, changed("linear", then=one_more))]
+        assert [one.exit is kit.Exit.DIVERGED for one in served] == [False, found]
+        assert {one.place.component for one in served[1].verdict.findings} == ({"mixer"} if found else set())
+
+
 KINDS = {
     "tuple": ("gdn", lambda out, given: (out, None), "a tuple came back, a tensor is due"),
     "none": ("gdn", lambda out, given: None, "None came back, a tensor is due"),

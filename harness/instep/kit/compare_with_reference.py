@@ -99,7 +99,7 @@ def judged(
             if isinstance(failed.error, Unsupported):
                 verdict.skipped.append(Skipped("op", number, str(failed.error), str(case)))
             else:
-                verdict.add([failure(number, KIND, failed, _at(seen, "result"))])
+                verdict.add([failure(number, KIND, failed, _at(seen.build("cpu").inputs, "result"))])
                 if not alive(device):
                     why = f"{device} takes no launch any more, after {case}"
                     verdict.skipped += [Skipped("op", at, why, str(cases[at])) for at in range(number + 1, len(cases))]
@@ -166,7 +166,7 @@ class CaseRun:
         case = self.case
         self.observed = []
         said = "; ".join(self.clauses)
-        yield self._told("contract", Tier.IDENTITY, _at(case, "result"), len(self.found.results) + 1,
+        yield self._told("contract", Tier.IDENTITY, _at(self.given.inputs, "result"), len(self.found.results) + 1,
                          len(self.clauses), said)
         for name, pool in self.found.pools.items():
             yield self._strays(name, pool)
@@ -180,7 +180,7 @@ class CaseRun:
         for name, due in self.plain.results.items():
             found = results.get(name)
             if found is None or found.shape != due.shape or found.dtype != due.dtype:
-                yield self._told("contract", Tier.IDENTITY, _at(case, name), 1, 1, _unlike(found, due))
+                yield self._told("contract", Tier.IDENTITY, _at(self.given.inputs, name), 1, 1, _unlike(found, due))
             else:
                 yield from self._rows(name, found, truth, draws)
         for index, written in enumerate(truth.written):
@@ -224,7 +224,7 @@ class CaseRun:
                 idle[span.start : span.stop] = False
             if idle.any():
                 wrong = int((found[idle] != 0).sum())
-                yield self._told("idle", Tier.BITWISE, _at(self.case, name), found[idle].numel(), wrong,
+                yield self._told("idle", Tier.BITWISE, _at(self.given.inputs, name), found[idle].numel(), wrong,
                                  f"{wrong} numbers of rows that no request covers are not zero")
         spans = {None: range(len(found))} if truth.spans is None else truth.spans
         for request, span in spans.items():
@@ -232,7 +232,7 @@ class CaseRun:
             o, sampled = truth.results[name][mine], torch.stack([draw.results[name][mine] for draw in draws])
             if not o.numel():
                 continue
-            x, stored, place = found[mine], found.dtype, _at(self.case, name)
+            x, stored, place = found[mine], found.dtype, _at(self.given.inputs, name)
             promised = rounded_once(self.ops.once)
             reads_wide = place.component != "core" or not self._narrow_state()
             once = place.component in ROUNDED_ONCE | promised and narrower(stored, sampled.dtype) and reads_wide
@@ -251,7 +251,7 @@ class CaseRun:
 
     def _memory(self, due: Written, draws: Sequence[Written], truth: Right) -> Comparison:
         pool = self.found.pools[due.pool]
-        found, place = pool.view[due.at].cpu(), _at(self.case, due.component)
+        found, place = pool.view[due.at].cpu(), _at(self.given.inputs, due.component)
         sampled = torch.stack([draw.block for draw in draws])
         sampled = sampled.to(found.dtype).to(sampled.dtype)
         result = measured(self._spot(place, due.request, due.at[0]), found, due.block, sampled, stored=found.dtype)
@@ -266,7 +266,7 @@ class CaseRun:
         says = f"{len(wrong)} elements of {name} changed that this launch may not write, the first in "
         says += _where(pool, int(wrong[0])) if len(wrong) else ""
         component = {"memory": "state", "snapshots": "state"}.get(name, name)
-        place = _at(self.case, component if component in ("state", "keys", "values") else "result")
+        place = _at(self.given.inputs, component if component in ("state", "keys", "values") else "result")
         return self._told("strays", Tier.BITWISE, place, len(now), len(wrong), says)
 
     def _moved(self, results: dict[str, Tensor]) -> Iterator[Comparison]:
@@ -281,7 +281,7 @@ class CaseRun:
             alike = x is not None and x.shape == due.shape and x.dtype == due.dtype
             wrong = int((_bytes(x) != _bytes(due)).any(-1).sum()) if alike and x is not None and due.numel() else 0
             says = f"not those of plain: {wrong} of {due.numel()}" if alike else _unlike(x, due)
-            yield self._told("bits", Tier.BITWISE, _at(self.case, "result"), max(due.numel(), 1),
+            yield self._told("bits", Tier.BITWISE, _at(self.given.inputs, "result"), max(due.numel(), 1),
                              wrong if alike else 1, f"{name}: {says}")
 
     def _log_probs(self, found: Tensor) -> Comparison:
@@ -292,7 +292,7 @@ class CaseRun:
         allowed = log_prob_error(largest, logits.shape[-1], torch.finfo(torch.float32).eps)
         worst = float((found.double() - truth).abs().max()) if truth.numel() else 0.0
         return Comparison(
-            "op", Tier.DERIVED, self.number, KIND, _at(self.case, "result"), elements=max(truth.numel(), 1),
+            "op", Tier.DERIVED, self.number, KIND, _at(self.given.inputs, "result"), elements=max(truth.numel(), 1),
             worst=worst, allowed=allowed,
             problem=None if worst <= allowed else Problem("differs", f"log_probs are off by {worst:.2e}"))
 
@@ -369,12 +369,10 @@ def _bytes(x: Tensor) -> Tensor:
     return flat.view(torch.uint8).view(x.numel(), x.element_size())
 
 
-def _at(case: Case, name: str) -> Place:
-    """The place of a result, from the op's name or the result's own name."""
-    component = {**dict.fromkeys(RULES, "core"), **dict.fromkeys(ATTENDS, "attended"),
-                 **dict.fromkeys(CONVS, "mixed"), "gated_group_norm": "gated", "add_skip": "skip", "squared_mlp": "mlp",
-                 "norm": "normed", "gated_norm": "gated", "output_gate": "opened", "mlp": "mlp", "moe": "mlp",
-                 "lm_head": "logits", "pick": "pick"}.get(case.op, "hidden") if name == "result" else name
+def _at(given: Inputs, name: str) -> Place:
+    """The place of a result: its own name, or the component that the call names."""
+    to = given.get("to")
+    component = to.component if name == "result" and isinstance(to, Place) else "hidden" if name == "result" else name
     return Place("trunk", 0, component)
 
 
