@@ -174,6 +174,17 @@ def test_prompt_files_are_read_strictly_with_every_tokenizer(tmp_path: Path, tex
             prompts_from(tmp_path / "p.json", words)
 
 
+def test_a_folder_in_the_place_of_a_file_is_refused(instep: Runner, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    (tmp_path / "config.json").write_text((TINY / "config.json").read_text())
+    for name, expected in (("model.safetensors", "found a folder, expected a whole safetensors file"),
+                           ("tokenizer.json", "expected a tokenizer.json")):  # fmt: skip
+        (tmp_path / name).mkdir()
+        assert expected in complaint(instep("generate", tmp_path, *SHORT))
+        (tmp_path / name).rmdir()
+        (tmp_path / name).symlink_to((TINY / name).resolve())
+
+
 def test_tokenizer_is_read_if_its_package_is_installed(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     shutil.copy(TINY / "config.json", tmp_path)

@@ -70,7 +70,7 @@ class Tokenizer:
 def words_of(directory: Path, vocab: int) -> Words:
     """How the model in this directory spells."""
     file = directory / "tokenizer.json"
-    if file.is_file() and importlib.util.find_spec("tokenizers") is not None:
+    if file.exists() and importlib.util.find_spec("tokenizers") is not None:
         return Tokenizer(file)
     return Bytes() if vocab == BYTES else Numbers()
 

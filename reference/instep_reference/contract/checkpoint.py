@@ -175,7 +175,8 @@ def _whole(file: Path) -> Iterator[Any]:
         with safe_open(file, framework="pt") as opened:
             yield opened
     except (SafetensorError, OSError) as error:
-        raise BadInput(str(file), found=error, expected="a whole safetensors file") from None
+        found = "a folder" if file.is_dir() else error
+        raise BadInput(str(file), found=found, expected="a whole safetensors file") from None
 
 
 def _text_name(name: str) -> str:
