@@ -184,6 +184,14 @@ def test_equal_bits_are_compared_twice_only_if_less_is_allowed(monkeypatch: pyte
     assert [*check._piece(given, piece, SimpleNamespace(places=other, state=None))] == ["v", "core"]  # type: ignore[arg-type, comparison-overlap]
 
 
+def test_a_read_out_of_a_narrower_state_is_not_rounded_once() -> None:
+    for state, once in ((torch.bfloat16, [False, True, False]), (torch.float32, [True, True, False])):
+        oracle: Any = SimpleNamespace(rounds={"state": state}, runner=SimpleNamespace(once={"core", "normed"}))
+        own, found = ops_on_own_inputs.OwnInputs(oracle), torch.ones(1, dtype=torch.bfloat16)
+        assert [own.rounded_once(name, found, torch.ones(1)) for name in ("core", "normed", "mixer")] == once
+        assert not own.rounded_once("normed", found.float(), torch.ones(1))
+
+
 def test_a_narrower_tensor_than_declared_is_named_by_both_dtypes() -> None:
     spot, ones = Spot("derived", Tier.DERIVED, 0, "forward", TRUNK, "a", 1), torch.ones(2, 64)
     check = recomputed_values.Derived(SimpleNamespace(rounds={"hidden": torch.float32}))  # type: ignore[arg-type]

@@ -268,7 +268,8 @@ def test_a_window_of_other_paths_is_a_tie_or_wrong(monkeypatch: pytest.MonkeyPat
 
 def test_a_tree_follows_from_its_own_logits_up_to_their_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree that differs by nothing has a path that its own logits do not have."""
-    monkeypatch.setattr(grown_trees, "mistake", lambda context, name, wrong: None)
+    named = list[str]()
+    monkeypatch.setattr(grown_trees, "mistake", lambda context, name, wrong: named.append(name))
     mine, told = ([4, 5, 6], [0, 1, 1]), ([4, 5, 7], [0, 1, 1])
     trees: Any = {"a": told}
     for due, part, worst in ((told, 0.0, 0.0), (mine, 0.5, 0.5), (mine, 1.0, 1.0), (mine, 1.5, 1.5),
@@ -280,7 +281,8 @@ def test_a_tree_follows_from_its_own_logits_up_to_their_rounding(monkeypatch: py
         assert grown_trees._wrong(given, trees) == (trees if worst > 1 else {})
         one = grown_trees.Grown()._follows(given, "a", trees, due, part)
         assert (one.worst, one.undecided, one.elements) == (worst, int(0 < worst <= 1), 6)
-        assert one.agrees is (one.diagnosis == "") is (worst <= 1)
+        assert one.agrees is (one.diagnosis == "") is (worst <= 1) and named == ["a"] * (worst > 1)
+        named.clear()
     monkeypatch.setattr(grown_trees, "grown_of", lambda context, side, name: None)
     assert grown_trees._wrong(given, trees) == trees
 
