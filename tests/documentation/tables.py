@@ -42,7 +42,7 @@ SECTION = re.compile(r"<!-- generated: (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
 TYPES: dict[str, tuple[str, Kind, str, str]] = {
     "qwen3_5": ("Qwen3.5", "dense", "adaptive", ""),
     "qwen3_5_moe": ("Qwen3.5 with experts", "moe", "faults/experts", ""),
-    "qwen3_next": ("Qwen3-Next", "next", "", ""),
+    "qwen3_next": ("Qwen3-Next", "next", "faults/next", ""),
     "kimi_linear": ("Kimi-Linear-48B-A3B", "kimi", "faults/kimi", "kimi"),
     "olmo_hybrid": ("Olmo-Hybrid-7B", "olmo", "faults/olmo", "olmo"),
     "bailing_hybrid": ("Ling 3", "ling", "faults/ling", "ling"),

@@ -20,9 +20,10 @@ from instep.checks import (
     ops_on_own_inputs,
     recomputed_values,
 )
-from instep.checks.error_measurement import Spot
+from instep.checks.error_measurement import Spot, granted_error, measured
 from instep.checks.experts import Experts
 from instep.checks.grown_trees import MISTAKES as TREES
+from instep.checks.tensor_and_choice_judgement import flips, judge
 from instep.verdict import UNDECIDABLE, Comparison, Skipped, Tier, Verdict
 from instep.watch.event_context import RowSpan
 from instep_reference.contract.engine import Evict, Load, Save
@@ -62,6 +63,7 @@ def test_a_request_parts_from_the_truth_with_a_copy_that_parted() -> None:
     assert not [*experts(context(event=Evict("parted"), rounded=None))] and not experts.kept
 
 
+
 # -- allowances, votes, bounds -----------------------------------------------------------------------------
 
 
@@ -81,6 +83,19 @@ def test_the_margin_of_a_choice_grows_with_the_logits_and_the_error() -> None:
         tier_allowances.MARGIN_ERRORS * tier_allowances.YARDSTICK_FACTOR * 0.125)  # fmt: skip
 
 
+def test_the_largest_error_of_all_draws_is_the_yardstick() -> None:
+    """Two draws of one row, of which the second errs by a thousandth, and a subject that errs by 2 or 4 of these."""
+    spot = Spot("derived", Tier.DERIVED, 0, "forward", Place("trunk", 0, "hidden"), "a", 1)
+    truth = torch.ones(1, 16, dtype=torch.float64)
+    draws = torch.stack([truth * (1 + 1e-9), truth * 1.001])
+    for wrong, agrees in ((1.002, True), (1.004, False)):
+        found = measured(spot, truth * wrong, truth, draws)
+        assert found.agrees is agrees and found.allowed == pytest.approx(0.003)
+    assert "(would pass at 4 times that)" in found.diagnosis
+    granted = granted_error(spot.place, torch.float64, truth, draws)
+    assert granted.flatten().tolist() == pytest.approx([0.003, 0.003])
+
+
 def test_only_undecided_events_are_undecided() -> None:
     one, other = (Comparison(check, Tier.DERIVED, 0, "forward", TRUNK, elements=1, worst=2.0, allowed=1.0)
                   for check in (UNDECIDABLE, "derived"))  # fmt: skip
@@ -98,6 +113,22 @@ def test_the_deviation_of_a_state_of_ones_is_half_a_unit() -> None:
     right = torch.ones(2, 4, 12, dtype=torch.float64)
     spread = known_wrong_states._spread(torch.zeros(3, 2, 4, 12, dtype=torch.float64), right, 0.25)
     assert spread.flatten().tolist() == pytest.approx([0.125] * 4)
+
+
+def test_rounding_flips_half_of_the_choices_between_two_equal_logits() -> None:
+    logits = torch.tensor([[5.0, 5.0, 5.0], [9.0, 0.0, 0.0], [5.0, 5.0, 0.0]], dtype=torch.float64)
+    assert [flips(row[None], 1e-3) for row in logits] == pytest.approx([1, 0, 0.5])
+    assert flips(logits, 1e-3) == pytest.approx(1.5)
+
+
+def test_no_draw_is_made_after_one_that_allows_the_error() -> None:
+    """Three draws that err by a thousandth, and a subject that errs by 2, 4, or 4000 of these."""
+    spot = Spot("propagated", Tier.PROPAGATED, 0, "forward", TRUNK, "a", 1)
+    truth = torch.ones(1, 16, dtype=torch.float64)
+    for wrong, agrees, made in ((1.002, True, 1), (1.004, False, 3), (5.0, False, 1)):
+        draws = iter([(truth * 1.001, 0.0)] * 3)
+        assert judge(spot, truth, draws, truth * wrong).agrees is agrees
+        assert len([*draws]) == 3 - made
 
 
 def test_a_request_without_narrow_prefixes_has_no_misrounded_state() -> None:

@@ -4,8 +4,6 @@ Leaves out: tokens that are drawn (`test_drawn_tokens.py`), and whole runs (`tes
 """
 
 import math
-from dataclasses import replace
-from operator import ne
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,35 +105,6 @@ def test_expected_flips_are_the_chance_that_a_smaller_logit_wins() -> None:
                                 for other in others))  # fmt: skip
         assert flips(x, 0.25, None if off is None else x + off) == pytest.approx(due, rel=1e-6)
     assert flips(x * math.nan, 0.25) == 0.0
-
-
-@pytest.mark.parametrize(("gap", "error"), [(0.1, 0.02), (0.02, 0.02), (0.0, 1e-3)])
-def test_expected_number_of_ties_follows_from_the_error(gap: float, error: float) -> None:
-    """4000 rows with drawn errors; and 200 uniforms, with which two rows draw other tokens."""
-    draw, vocab, many = torch.Generator().manual_seed(0), 32, 4000
-    logits = torch.randn(1, vocab, generator=draw, dtype=torch.float64).clamp(max=1.0)
-    logits[0, 5], logits[0, 9] = 2.0, 2.0 - gap
-    noisy = logits + error * torch.randn(many, vocab, generator=draw, dtype=torch.float64)
-    fell = float((noisy.argmax(-1) != 5).double().mean())
-    own = float(logits.square().mean().sqrt())
-    assert flips(logits, error / own) == pytest.approx(fell, abs=0.025)
-    assert flips(logits, 0.0) == (0.5 if gap == 0 else 0.0)
-    drawing = Drawing(Sampling(0.7, 20, 0.9), (0, 3, 7), (-1, 0, 0), (0.0,) * 4)
-    beside = [Row(row, drawing, 0) for row in (logits[0], noisy[0])]
-    drawing_at = [replace(drawing, uniforms=(u, u, u, u)) for u in torch.linspace(0, 1, 201)[:-1].tolist()]
-    parted = [replace(one, drawing=how).drawn for one in beside for how in drawing_at]
-    other = sum(map(ne, parted[:200], parted[200:])) / 200
-    assert 0 < decisions.apart(*beside[:1], noisy[0]) == pytest.approx(other, abs=0.02)
-
-
-def test_choices_without_numbers_are_no_ties_and_smaller_ones_expect_no_more() -> None:
-    lost = torch.full((1, 4), torch.nan, dtype=torch.float64)
-    assert chosen(lost, torch.tensor([1]), torch.tensor([1]), 0.1, torch.float32).expected == 0
-    one = chosen(torch.tensor([[math.nan, 1.0]]), torch.tensor([1]), torch.tensor([0]), 1e-3, torch.float32)
-    assert one.ties == 0 and not one.worst <= 1
-    near, either = torch.tensor([[2.0, 1.99, 0.0]], dtype=torch.float64), torch.tensor([[0], [1]])
-    most, more = (chosen(near, n, 1 - n, 1e-2, torch.float32).expected for n in either)
-    assert 0 < most == more < 0.5
 
 
 def test_ties_of_a_run_are_added_and_capped() -> None:

@@ -159,7 +159,7 @@ def test_projections_have_other_matrices(widths: Any, shapes: Any) -> None:
     made = {name: drawn(count, 5) + number for number, (name, count) in enumerate(rows.items())}
     qkv = drawn(sum(widths), 5) + 7
     q, k, v = torch.split(qkv, widths)
-    config = config_of(segments=[(1, width) for width in widths], conv=())
+    config = config_of(segments=[(1, width) for width in widths], conv=(), key_heads=1)
     confused = {"z": "v"} | ({"b": "a_low", "a_low": "b"} if shapes else {"b": "a", "a": "b"})
     for component in ("qkv", *made):
         due: list[Any] = [(f"is made with the matrix of {confused[component]}", {component: (made | {"v": v})[
@@ -167,10 +167,31 @@ def test_projections_have_other_matrices(widths: Any, shapes: Any) -> None:
         if component == "qkv" and widths[0] == widths[1]:
             due += [("has the keys in the place of the queries, and the queries in that of the keys",
                      {"qkv": torch.cat((k, q, v))})]  # fmt: skip
+        if not shapes:  # one head has nothing to be packed with
+            due += [(PACKED[component], {component: (made | {"qkv": qkv})[component]})]
         case = SmallCase(component, config, [layer(gdn(qkv=qkv, **made))])
         assert yields(constants.constants(case), due), component
         case.layers = [layer()]
         assert yields(constants.constants(case), ())
+
+
+PACKED = dict.fromkeys(
+    ("qkv", "z"), "is cut out of q, k, v and z, which lie packed per head, as if all of q came first",
+) | dict.fromkeys(("b", "a"), "is cut out of b and a, which lie packed per head, as if all of b came first")
+
+
+def test_packed_projections_are_cut_as_blocks() -> None:
+    """Two key heads, each with two value heads of one row: the rows of head 0 lie before those of head 1."""
+    q, k, v, z, b, a = drawn(2, 5), drawn(2, 5), drawn(4, 5), drawn(4, 5), drawn(4, 5), drawn(4, 5)
+    config = config_of(segments=[(2, 1), (2, 1), (4, 1)], conv=(), key_heads=2)
+    qkv = torch.stack((q[0], k[0], v[0], v[1], z[0], z[1], q[1], k[1]))
+    cut = {"qkv": qkv, "z": torch.stack((v[2], v[3], z[2], z[3])), "b": torch.cat((b[:2], a[:2])),
+           "a": torch.cat((b[2:], a[2:]))}  # fmt: skip
+    mixer = gdn(qkv=torch.cat((q, k, v)), z=z, b=b, a=a)
+    for component, wrong in cut.items():
+        tried = constants.constants(SmallCase(component, config, [layer(mixer)]))
+        made: Any = next(one.wrong for one in tried if one.sentence == PACKED[component])
+        assert torch.equal(made[component], wrong), component
 
 
 @pytest.mark.parametrize("bound", [1.0, 2.0])

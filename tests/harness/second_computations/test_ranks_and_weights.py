@@ -4,7 +4,7 @@ Leaves out: engines of several ranks (`test_ranks.py`).
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
 from functools import partial
 from itertools import combinations, pairwise, permutations
 from types import SimpleNamespace
@@ -18,7 +18,6 @@ from instep.diagnose.mistakes.experts import Mixture
 from instep_reference.contract.place_names import Place
 from instep_reference.contract.shards import Segment, Shard
 from instep_reference.weights import LatentWeights, MlpWeights, MoeWeights
-from support.inputs.small_cases import value
 
 Tensor = torch.Tensor
 MIXER, GENERATOR = Place("trunk", 1, "mixer"), torch.Generator().manual_seed(1)
@@ -26,6 +25,11 @@ MIXER, GENERATOR = Place("trunk", 1, "mixer"), torch.Generator().manual_seed(1)
 
 def drawn(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=GENERATOR, dtype=torch.float64)
+
+
+def value(**given: Any) -> Any:
+    """A frozen value of these fields, for code that replaces some of them."""
+    return make_dataclass("Value", given)(**given)
 
 
 def agree(found: Iterable[Any], due: Iterable[tuple[str, Tensor]]) -> bool:

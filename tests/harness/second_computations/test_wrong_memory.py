@@ -4,7 +4,7 @@ Leaves out: rows of a result (`test_wrong_rows.py`), and inputs of an op (`test_
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,6 @@ from instep_reference.attention import AttentionMemory
 from instep_reference.contract.place_names import Place
 from instep_reference.gdn import GdnMemory
 from instep_reference.short_conv import ConvMemory
-from support.inputs.small_cases import value
 
 STATE = Place("trunk", 1, "state")
 NAN = torch.nan
@@ -30,6 +29,11 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def told(made: Iterable[Any]) -> list[tuple[str, Any]]:
     return [(one.sentence, one.wrong.tolist()) for one in made]
+
+
+def value(**given: Any) -> Any:
+    """A frozen value of these fields, for code that replaces some of them."""
+    return make_dataclass("Value", given, frozen=True)(**given)
 
 
 def work_of(memory: Any, start: int = 3, layer: int = 1) -> LayerWork:

@@ -13,8 +13,8 @@ import torch
 
 from instep.checks import known_wrong_states, recomputed_values, wrong_state_bank
 from instep.checks.known_wrong_states import Directed, Looked, look, scene_of
-from instep.checks.wrong_ring_states import _with_their_decays, _without_beta
-from instep.checks.wrong_state_inputs import EVERY_COUNT_UP_TO, Scene, Wrong, add
+from instep.checks.wrong_ring_states import _with_their_decays, _without_beta, unstored_updates, wrong_parts
+from instep.checks.wrong_state_inputs import EVERY_COUNT_UP_TO, Scene, Wrong, add, step
 from instep.diagnose.mistakes import wrong_states
 from instep.finding_problem import Explained, NamedMistake
 from instep.oracle.miscounted_states import lacking_oldest
@@ -60,6 +60,38 @@ def test_updates_of_accepted_tokens_alone_are_kept_up_to_a_number_of_tokens() ->
         of = scene(1, window, verb=verb)
         assert of.kept is kept and len(of.carried(of.base)) == 1 + kept
         assert len([*of.counts()]) == (window if window <= EVERY_COUNT_UP_TO else 3)
+
+
+def test_the_last_token_has_the_gates_of_the_token_before_it() -> None:
+    for count in (2, 3):
+        of, t = scene(count), count - 1
+        last = step(of.after(t), of.k[t], of.v[t], of.log_decay[t - 1], of.beta[t - 1])
+        assert same(wrong_state_bank._stale_gate(of), [last])
+    assert not [*wrong_state_bank._stale_gate(scene(1))]
+
+
+def test_the_last_token_has_the_key_of_the_token_before_it() -> None:
+    """The update is computed with that key, or kept from the right one, and added along that key."""
+    of = scene(3)
+    kept = add(of.after(2), of.k[1], of.log_decay[2], of.updates[2])
+    assert same(wrong_state_bank._stale_k(of), [step(of.after(2), of.k[1], of.v[2], of.log_decay[2], of.beta[2]), kept])
+    assert not [*wrong_state_bank._stale_k(scene(1))]
+
+
+def test_decays_of_channels_are_those_of_values_where_there_are_as_many() -> None:
+    channels = -drawn(4, HV, K)
+    for of, tried in ((scene(3), 0), (scene(3, log_decay=channels), 0), (scene(3, v=drawn(4, HV, K)), 0),
+                      (scene(3, log_decay=channels, v=drawn(4, HV, K), base=drawn(HV, K, K)), 1)):  # fmt: skip
+        assert len([*wrong_state_bank._decays_values(of)]) == tried
+
+
+def test_outer_products_take_keys_of_the_next_group_and_decays_of_the_next_head() -> None:
+    """Two value heads read a key head."""
+    of, keys, decays = scene(3, recalls=False, shared=2), [2, 3, 0, 1], [3, 0, 1, 2]
+    found = [state for _, state in wrong_state_bank._of_other_heads("k")(of)]
+    assert same(found[:1], [replace(of, k=of.k[:, keys]).right]) and same(found[2:], found[:2])
+    found = [state for _, state in wrong_state_bank._of_other_heads("log_decay")(of)]
+    assert same(found[:1], [replace(of, log_decay=of.log_decay[:, decays]).right])
 
 
 def test_a_scene_has_the_states_of_other_requests_in_its_layer() -> None:
@@ -165,6 +197,36 @@ def test_decays_of_another_request_are_tried_if_they_are_enough() -> None:
         found = dict(_with_their_decays(replace(of, verb=verb)))
         assert [*found] == tried
         assert same(found.values(), (of.again(of.base, log_decay=decays[whose]) for whose in tried))
+
+
+def test_a_mistake_in_one_part_of_a_ring_changes_keys_or_updates() -> None:
+    """Keys and updates in two bfloat16 parts each. Shown updates count if they have the shape of the window's."""
+    of = scene(3)
+    high = {name: getattr(of, name).bfloat16().double() for name in ("k", "updates")}
+    found = {known.says: state for known, state in wrong_parts(of, torch.bfloat16)}
+    for which, changed in (("keys", {"k": high["k"]}), ("updates", {"updates": high["updates"]}),
+                           ("keys and updates", high)):  # fmt: skip
+        state = found[f"was run again from {which} without low parts"]
+        assert torch.allclose(state, of.again(of.base, **changed), rtol=1e-4)
+        assert not torch.allclose(state, of.again(of.base, **{name: high[name] for name in high if name not in changed})
+                                  if len(changed) < 2 else of.right, rtol=1e-4)  # fmt: skip
+    other = {known.says: state for known, state in wrong_parts(of, torch.bfloat16, drawn(2, HV, V))}
+    assert found.keys() == other.keys() and same(found.values(), other.values())
+    shown = {known.says: state for known, state in wrong_parts(of, torch.bfloat16, of.updates + 1)}
+    says = "was run again from keys without low parts"
+    assert torch.allclose(shown[says], of.again(of.base, k=high["k"], updates=of.updates + 1), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("window", "held"), [(1, 3), (2, 3), (3, 1)])
+def test_a_full_ring_holds_tokens_that_are_one_ring_older(window: int, held: int) -> None:
+    """Token t is in the entry of token t - size, which it did not overwrite."""
+    before, of = scene(held, held), scene(1, window)
+    both, due = [*before.updates, *of.updates], list[torch.Tensor]()
+    for size in range(max(window, 2), held + window):
+        for many in range(1, min(window, held + window - size) + 1):
+            due.append(torch.stack([both[t - size * (t >= held + window - many)] for t in range(held, held + window)]))
+    of = replace(of, recent=[run_of(before, 0, 1), run_of(before, 1, held)][:held])
+    assert same((updates for _, updates in unstored_updates(of)), due) and due
 
 
 def test_a_state_without_the_oldest_tokens_continues_from_before_them() -> None:

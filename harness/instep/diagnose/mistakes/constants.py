@@ -182,6 +182,19 @@ def _matrix(case: Case) -> Iterator[Explanation]:
     if name == "qkv" and q.shape == k.shape:
         yield from with_mixer(case, "has the keys in the place of the queries, and the queries in that of the keys",
                               qkv=torch.cat((k, q, v)))  # fmt: skip
+    if mixer.b is not None and mixer.b.shape == mixer.a.shape:
+        *qkv, z = _cut_as_blocks(config.key_heads, q, k, v, mixer.z)
+        b, a = _cut_as_blocks(config.key_heads, mixer.b, mixer.a)
+        wrong = {"qkv": torch.cat(qkv), "z": z, "b": b, "a": a}
+        packed, first = ("q, k, v and z", "q") if name in ("qkv", "z") else ("b and a", "b")
+        yield from with_mixer(case, f"is cut out of {packed}, which lie packed per head, as if all of {first} came "
+                                    f"first", **{name: wrong[name]})  # fmt: skip
+
+
+def _cut_as_blocks(heads: int, *matrices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Matrices whose rows lie together per key head, as Qwen3-Next packs them, cut as if each of them were whole."""
+    packed = torch.cat([matrix.view(heads, -1, matrix.shape[1]) for matrix in matrices], 1).flatten(0, 1)
+    return torch.split(packed, [len(matrix) for matrix in matrices])
 
 
 def _read(case: Case) -> Iterator[Explanation]:

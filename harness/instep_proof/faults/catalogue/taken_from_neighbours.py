@@ -8,6 +8,7 @@ from instep.setting import Setting
 from .fault import Edit, Fault, of_family
 
 CONV, GDN, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("causal_conv", "gdn", "attend"))
+WEIGHTS = "instep_optimized/weights.py"
 ROWS = "    rows = Inputs(*(x[who.rows] for x in inputs[1:]))\n"
 COMMITTED = "        *fields, lens = self._run(kind, verified, forced, [request.row for request in verified])\n"
 OLDEST = (
@@ -50,4 +51,13 @@ FAULTS: tuple[Fault, ...] = (
            "States rotate through three buffers, and the commit hands on the oldest.",
            Edit("instep_optimized/engine.py", COMMITTED, OLDEST[0] + COMMITTED + OLDEST[1]), trace="wider",
            how=Setting(strategy="snapshot"), seen=("directed", "derived"), blind=("identity",)),
+    _fault("packed-as-blocks", "wrong-head",
+           "The packed projection of Qwen3-Next is cut into all queries, all keys, all values and all gates.",
+           Edit(WEIGHTS, "(x.flatten(0, 1) for x in torch.split(qkvz, [width, width, values, values], dim=1))",
+                "torch.split(qkvz.flatten(0, 1), [heads * n for n in (width, width, values, values)])"), trace="next",
+           blind=("identity", "bytes")),
+    _fault("packed-gates-swapped", "wrong-head", "The packed gates of Qwen3-Next are taken for each other.",
+           Edit(WEIGHTS, "(x.flatten(0, 1) for x in torch.split(ba, [per_head, per_head], dim=1))",
+                "(x.flatten(0, 1) for x in reversed(torch.split(ba, [per_head, per_head], dim=1)))"), trace="next",
+           blind=("identity", "bytes")),
 )
