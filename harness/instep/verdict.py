@@ -95,6 +95,7 @@ class Comparison:
     undecided  blocks that the check could not decide, which it counts and caps itself
     pairs      pairs of a block and a wrong state, if `undecided` counts such pairs; 0: it counts blocks
     raised     the exception of the subject, if the finding is about one
+    units      the units of the pool that are wrong, if the comparison is about a whole pool
     sides      the tensors, until the finding is explained (`instep.diagnose`)
     """
 
@@ -116,6 +117,7 @@ class Comparison:
     rank: int | None = None
     problem: Problem | None = None
     raised: Raised | None = None
+    units: tuple[int, ...] = ()
     sides: Sides | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -251,7 +251,10 @@ class Identity:
             ]:
                 mistake = "the bonus is the choice at the node that would be accepted without the cap"
         for result in in_batch(self, context, PICK, own, due, "own (accepted drafts, bonus) are {}"):
-            yield _because(result, mistake)
+            name, unchosen = result.request or "", False
+            if not mistake and forward is not None and own[name][0] > due[name][0]:
+                unchosen = own[name][0] > _longest(forward, name)
+            yield _because(result, mistake or "it accepts a draft that the target did not choose" * unchosen)
 
     def _cap_mistake(self, event: e.Commit, found: Sequence[int], whole: Sequence[int]) -> str:
         """The wrong caps at which all requests of a commit stopped; empty: none that is known, or the right ones.
@@ -320,6 +323,17 @@ def _own(forward: LastForward | None, name: str, cap: int | None) -> tuple[int, 
     own, tokens = answer.own.get(name), forward.windows[name]
     picks = [] if own is None else own.tolist()
     return greedy(tokens, forward.parents[name], picks, cap) if len(picks) == len(tokens) else None
+
+
+def _longest(forward: LastForward, name: str) -> int:
+    """Count the drafts on the longest path of a window that the subject's own picks choose, without a cap."""
+    answer, tokens = forward.subject.answer, forward.windows[name]
+    assert isinstance(answer, e.Forwarded), "as a path is due"
+    picks, depths = answer.own[name].tolist(), {0: 0}
+    for node, parent in enumerate(forward.parents[name]):
+        if parent in depths and tokens[node] == picks[parent]:
+            depths[node] = depths[parent] + 1
+    return max(depths.values())
 
 
 def greedy(

@@ -49,23 +49,24 @@ class Tails(TellsOnce):
 
     def _judged(self, context: EventContext, looked: Looked, along: Positions) -> Comparison:
         region, changed = looked.region, looked.changed()
-        said, first = [], None
+        said, astray = [], list[int]()
         writes = _writes(context, region, along)
         for unit in changed.any(1).nonzero().flatten().tolist():
             positions = set(changed[unit].nonzero().flatten().tolist())
             allowed = writes.get(unit, set())
             strays = positions - allowed if allowed is not None else positions if len(positions) > 1 else set()
             if strays and unit not in region.scratch:
-                first = unit if first is None else first
+                astray.append(unit)
                 some = "one position" if allowed is None else _spelled(allowed) if allowed else ""
                 said.append(f"{region.name} {unit_word(region)} {unit} changed at {_spelled(strays)}; this event "
                             f"writes {f'only {some}' if some else 'nothing'} there")  # fmt: skip
         place, request, slot = stands(
-            region, first, context.expected.slots_after, context.expected.request_rows_after
+            region, next(iter(astray), None), context.expected.slots_after, context.expected.request_rows_after
         )
         problem = Problem.of("; ".join(said), "forbidden_write")
         return compared(self, context, place, changed.numel(), len(said), problem, request=request, slot=slot,
-                        blocks=len(changed), rank=region.rank)  # fmt: skip
+                        blocks=len(changed), rank=region.rank,
+                        units=tuple(astray))  # fmt: skip
 
 
 def _writes(context: EventContext, region: Region, along: Positions) -> Writes:

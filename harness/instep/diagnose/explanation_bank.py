@@ -21,6 +21,7 @@ from ..checks.ranks import Replicas
 from ..checks.sampled_tokens import Draws
 from ..checks.trace_bookkeeping import LENGTH, Identity
 from ..checks.unchanged_bytes import Bytes
+from ..checks.unused_positions import Tails
 from ..finding_problem import Explained, Problem, Unexplained, WrongContent, names_of
 from ..oracle.oracle import Oracle
 from ..tier_allowances import NEAR
@@ -109,7 +110,7 @@ def explained(
                           lambda finding: case_of(finding, context, oracle, history))
             for finding in chosen:
                 one = at[_what(finding)]
-                problem = _contracts(finding.problem or Problem("differs"), finding, here)
+                problem = _contracts(finding.problem or Problem("differs"), finding, here, context)
                 like = _like(finding, at) if finding.check == Poison.name else None
                 if isinstance(one, Unexplained):
                     problem = replace(problem, unexplained=one)
@@ -292,8 +293,13 @@ def _unknown(finding: Comparison) -> bool:
     return finding.problem is not None and finding.problem.code == "unidentified"
 
 
-def _contracts(problem: Problem, finding: Comparison, findings: Iterable[Comparison]) -> Problem:
-    """The problem with the broken contracts at its place or in the whole event, and a forbidden write to its memory."""
+def _contracts(
+    problem: Problem, finding: Comparison, findings: Iterable[Comparison], context: EventContext
+) -> Problem:
+    """The problem with the broken contracts at its place or in the whole event, and a forbidden write to its memory.
+
+    A write at other positions of the request's pages is one.
+    """
     where, broken, written = finding.place, list[Problem](), problem.written
     ops = {*ops_of(where), *READ_BY.get(where.component, ())}
     for other in findings:
@@ -303,7 +309,10 @@ def _contracts(problem: Problem, finding: Comparison, findings: Iterable[Compari
             other.place[:2] == where[:2] and bool(ops & set(ops_of(other.place))))
         if other.check == Contracts.name and same and finding.check != Contracts.name:
             broken.append(other.problem)
-        forbidden = other.problem.code == "forbidden_write" and other.check == Bytes.name
-        if forbidden and (other.place, other.slot) == (where, finding.slot):
+        if other.problem.code == "forbidden_write" and other.place == where and (
+            (other.check == Bytes.name and other.slot == finding.slot)
+            or (other.check == Tails.name and other.rank == finding.rank and finding.request is not None
+                and bool({*other.units} & {*context.expected.pages_in_use(finding.request)}))
+        ):  # fmt: skip
             written = written or other.problem
     return replace(problem, broken=tuple(broken[:CLAUSES]), written=written)

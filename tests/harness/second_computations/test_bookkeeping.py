@@ -456,6 +456,15 @@ def test_a_commit_answers_its_paths_and_accepts_by_its_own_picks() -> None:
                                  {10: "own (accepted drafts, bonus) are (1, 6); expected (2, 6)"})):  # fmt: skip
         found = said(**{name: value})
         assert {at: one[1] for at, one in enumerate(found) if isinstance(one, tuple)} == places
+    own = "own (accepted drafts, bonus) are {}; expected (2, 6)"
+    unchosen = ": it accepts a draft that the target did not choose"
+    for count, more in ((3, unchosen), (4, unchosen), (2, ""), (1, ""), (0, "")):
+        assert said(own_num_correct_drafts=[count, 0], own_bonus=[7, 0])[10][1] == own.format((count, 7)) + more
+    tree = SimpleNamespace(**{**vars(forward), "windows": {"a": (9, 1, 1, 6), "b": (8, 4, 5)}, "parents": {
+        "a": (-1, 0, 0, 2), "b": (-1, 0, 0)}})  # fmt: skip
+    for count, more in ((3, unchosen), (2, "")):
+        assert said(forward=tree, own_num_correct_drafts=[count, 0])[10][1].endswith("expected (1, 2)" + more), (
+            "the second of two equal drafts has a chosen child")
     assert said(paths=None)[:10] == [1, 1, 4, 1, 1, 1, 1, 4, 1, 1]
     assert said(forward=None)[10:] == []
     assert said(forward=SimpleNamespace(**{**vars(forward), "windows": {"b": (8, 4, 5)}}))[10:] == [2]

@@ -74,6 +74,9 @@ def test_broken_contracts_and_forbidden_writes_belong_to_a_place(monkeypatch: py
     broken, write = Problem("broken_contract", "is broken"), Problem("forbidden_write", "8 bytes changed")
     nowhere = explanation_bank.NOWHERE
     attend = Place("trunk", 1, "attended")
+    # Pages 5 and 6 are of "a", and 7 is of "b".
+    facts: Any = SimpleNamespace(expected=SimpleNamespace(pages_in_use={"a": (5, 6), "b": (7,)}.__getitem__))
+    astray = found(KEYS, None, check="tails", problem=write, units=(4, 6), rank=1)
     for of, other, quoted, written in (
         (found(), found(check="contracts", problem=broken), 1, False), (found(), found(
             nowhere, check="contracts", problem=broken), 1, False),
@@ -89,15 +92,20 @@ def test_broken_contracts_and_forbidden_writes_belong_to_a_place(monkeypatch: py
         (found(STATE, slot=3), found(CORE, slot=3, check="bytes", problem=write), 0, False),
         (found(STATE, slot=3), found(STATE, slot=3, check="contracts", problem=write), 1, False),
         (found(STATE, slot=3), found(STATE, slot=3, check="bytes", problem=broken), 0, False),
+        (found(KEYS, rank=1), astray, 0, True), (found(KEYS, rank=1, slot=3), astray, 0, True),
+        (found(KEYS), astray, 0, False), (found(KEYS, "b", rank=1), astray, 0, False),
+        (found(KEYS, None, rank=1), astray, 0, False), (found(KEYS._replace(layer=2), rank=1), astray, 0, False),
+        (found(KEYS, rank=1), replace(astray, units=(4, 9)), 0, False),
+        (found(KEYS, rank=1), replace(astray, check="copies"), 0, False),
     ):  # fmt: skip
-        made = explanation_bank._contracts(Problem("differs"), of, [of, other])
+        made = explanation_bank._contracts(Problem("differs"), of, [of, other], facts)
         assert (len(made.broken), made.written) == (quoted, write if written else None), (of, other)
     of, own = found(), replace(broken, clause="its own")
     several = [found(check="contracts", problem=replace(broken, clause=str(n))) for n in range(3)]
-    made = explanation_bank._contracts(Problem("differs", written=own), of, [replace(of, problem=own), *several])
+    made = explanation_bank._contracts(Problem("differs", written=own), of, [replace(of, problem=own), *several], facts)
     assert [one.clause for one in made.broken] == ["0", "1"] and made.written is own
     itself = found(check="contracts", problem=broken)
-    assert not explanation_bank._contracts(broken, itself, [itself]).broken
+    assert not explanation_bank._contracts(broken, itself, [itself], facts).broken
 
 
 # -- their explanations ------------------------------------------------------------------------------------

@@ -291,6 +291,7 @@ def test_positions_that_an_event_does_not_write_are_listed(monkeypatch: pytest.M
         assert told([found]) == [("; ".join(says[unit] for unit in says if unit not in skip), 30)]
         assert (found.slot, found.request, found.rank, found.blocks, found.worst, found.place) == (
             first, {1: "c", 2: "a"}.get(first), 1, 5, 4.0 - len(skip), STATE)  # fmt: skip
+        assert found.units == tuple(range(first, 4))
     monkeypatch.setattr(unused_positions, "_writes", lambda *given: {2: {0}, 3: None})
     (found,) = Tails()(context(event=VERIFY, changes=seen(looked([[0, 0], [0, 0], [1, 0], [0, 1]], means=means))))
     assert told([found]) == [("", 8)]

@@ -6,7 +6,7 @@ that do not depend on the kind of decay (`rollback.py`, `rings.py`).
 
 from instep.setting import Setting
 
-from .fault import Edit, Fault, of_family
+from .fault import Edit, Fault, Wrap, of_family
 
 RULE, ATTEND, ROWS, MLP = (
     f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "attend", "embed_norm_linear_head", "mlp"))
@@ -61,9 +61,8 @@ FAULTS: tuple[Fault, ...] = (
            "All queries are read first, then all keys and values.",
            Edit(RULE, SILU, "x = silu(wide(qkv)).view(len(qkv), 3, qkv.shape[1], -1).transpose(1, 2).flatten(2)")),
     _fault("lightning-norm-per-head", "lightning-norm", "Each head's read-out is normed alone.",
-           Edit(LAYER, GATED, "core=core.flatten(1) * (core.square().mean((1, 2), keepdim=True) / "
-                "core.square().mean(2, keepdim=True)).sqrt().expand_as(core).flatten(1), z=z.flatten(1), "
-                "weight=weights.norm")),
+           Wrap(RULE, "gated_norm", "core, z, weight = (x.unflatten(-1, (4, -1)) for x in (core, z, weight))",
+                "result = result.flatten(1)")),
     _fault("lightning-norm-with-the-eps-of-the-model", "lightning-norm", "The norm has the eps of the other norms.",
            Edit.of(LAYER, "eps={config.core_eps => config.eps}, gate=config.output_gate")),
     _fault("lightning-gate-as-silu", "lightning-norm", "The output gate is a silu.",
