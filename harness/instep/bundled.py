@@ -15,7 +15,8 @@ CARRIED = ("tiny/config.json", "tiny/model.safetensors", "tiny/prompts.json", "t
            "minimax/model.safetensors", "nemotron/config.json", "nemotron/model.safetensors",
            "nemotron-mtp/config.json", "nemotron-mtp/model.safetensors",
            "ling-clamped/config.json", "ling-clamped/model.safetensors",
-           "next/config.json", "next/model.safetensors", "qwen4/config.json", "qwen4/model.safetensors", "traces", "example")  # fmt: skip
+           "next/config.json", "next/model.safetensors",
+           "qwen4/config.json", "qwen4/model.safetensors", "traces", "example")  # fmt: skip
 
 
 def fixtures() -> Path:

@@ -73,7 +73,7 @@ def plantable(fault: Fault) -> bool:
 def judged_here(fault: Fault) -> Judged:
     """The fault as `instep faults` judges it, of a run until the event of its expected finding.
 
-    What only a whole campaign shows is taken for granted: the control agrees, and the edited source served.
+    Only a whole campaign shows that the control agrees and that the edited source served; here both are assumed.
     """
     trace, right, planted = read(TRACES / f"{fault.trace}.jsonl"), {"instep": "right"}, {"instep": "planted"}
     control = Arm(Exit.AGREED, 0.0, served=right, events=1, of=1)
