@@ -84,9 +84,12 @@ def test_generate_decodes_with_the_bundled_model_by_default(
     assert ran.code == 0 and '"prompt 1" 1 + 2 tokens' in ran.out, ran
 
 
-@pytest.mark.parametrize("words", [("generate", "--prompt", "x"), ("relations", "fixtures/traces/adaptive.jsonl")])
+@pytest.mark.parametrize("words", [
+    ("generate", "--prompt", "x", "--tokens"), ("relations", "fixtures/traces/adaptive.jsonl", "--tokens"),
+    ("generate", "--prompt", "x", "--num-steps"),
+])  # fmt: skip
 def test_more_tokens_than_any_model_has_positions_are_refused(instep: Runner, words: tuple[str, ...]) -> None:
-    ran = instep(*words, "--tokens", 10**11)
+    ran = instep(*words, 10**11)
     assert ran.code == 2 and "1048576" in ran.err and "Traceback" not in ran.err, ran
 
 

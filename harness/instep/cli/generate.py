@@ -41,7 +41,7 @@ def generate(
                                                          "repeated. Default: the model's prompts.json.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="JSON list of {name, text | tokens}.")] = None,
     num_steps: Annotated[int | None, typer.Option(help="Drafts a round, default 3; with --adaptive the initial number.",
-                                                  min=0)] = None,
+                                                  min=0, max=MOST_TOKENS)] = None,
     adaptive: controller_options.Adaptive = None, dialect: controller_options.DialectOption = None,
     captured: controller_options.Captured = None,
     tokens: Annotated[int, typer.Option(help="Maximum tokens of each request.", min=1,
