@@ -46,6 +46,7 @@ WIDTHS = {
 }
 # Options that an --engine does not receive.
 GROUPED = ("ranks", "stages", "micro_batches", "dp")  # options of an engine with several ranks or stages
+MOST_PARTS = 1024  # of each of them: every part is built in this machine's memory
 UNTOLD = ("ops", "state_dtype", "state_rounding", "kv_dtype", "kept_dtype", "chunk_dtype", "ring_dtype",
           "snapshot_layout", "strategy", "conv", "graphs", "prompt_graphs", "overlap", "guarded", *GROUPED, "experts",
           "comm")  # fmt: skip
@@ -132,8 +133,9 @@ class Setting:
         device_here(self.device)
         for name in GROUPED:
             found = getattr(self, name)
-            if str(found) in ("", "0") or not str(found).isdecimal():
-                raise BadInput(f"--{name.replace('_', '-')}", found=found, expected="at least 1")
+            if not str(found).isdecimal() or not 0 < int(found) <= MOST_PARTS:
+                raise BadInput(f"--{name.replace('_', '-')}", found=found,
+                               expected=f"at least 1, and at most {MOST_PARTS}")  # fmt: skip
         several = [f"--{name} {getattr(self, name)}" for name in ("stages", "dp", "ranks") if getattr(self, name) > 1]
         if len(several) > 1 or (self.comm != IN_TURNS and self.dp > 1):
             other = several[1] if len(several) > 1 else f"--comm {self.comm}"

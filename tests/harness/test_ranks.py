@@ -189,6 +189,7 @@ def test_command_takes_ranks(four_rounds: Trace, instep: Runner) -> None:
 @pytest.mark.parametrize(("words", "says"), [
     (("--ops", "plain", "--ranks", "3"), "--ranks: found 3, expected a divisor of the model's 2 key heads"),
     (("--ops", "plain", "--ranks", "0"), "--ranks: found 0, expected at least 1"),
+    (("--ops", "plain", "--ranks", "9" * 30), "expected at least 1, and at most 1024"),  # it took all memory
     (("--ops", "plain", "--experts", "whole"), "--experts: found whole with one rank, expected --ranks 2 or more"),
     (("--ranks", "2", "--experts", "whole"), "--experts: found whole, and the model has no experts, expected columns"),
 ])  # fmt: skip
