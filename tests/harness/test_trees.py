@@ -261,6 +261,8 @@ def test_paths_that_part_early_may_err_by_every_row_below() -> None:
     eps, added = torch.finfo(torch.float32).eps, -float(torch.tensor(NEAR[0][0]).double().log_softmax(0)[0])
     assert own._rounding(()) == log_prob_error(3.0, 4, eps)
     assert own._rounding((0,)) == pytest.approx(log_prob_error(2.0, 4, eps) + eps * added)
+    own.growth.logits[0].fill_(torch.nan)
+    assert not own._part((0,), (1,)) <= 1, "NaN is within no limit"
 
 
 OF_THE_RUN = frozenset(Tier) - {Tier.DERIVED, Tier.DIRECTED}  # which window is served shows in what follows from it

@@ -287,7 +287,8 @@ class Scores:
         return max((self._part(one, other) for one, other in pairs), default=0.0)
 
     def _part(self, kept: Path, other: Path) -> float:
-        return max(0.0, self._score(other) - self._score(kept)) / self._error(kept, other)
+        short = self._score(other) - self._score(kept)
+        return 0.0 if short <= 0 else short / self._error(kept, other)  # NaN stays NaN, which no limit allows
 
     def _score(self, path: Path) -> float:
         """The score of a path from the root on; minus infinity if a row of it is unknown."""

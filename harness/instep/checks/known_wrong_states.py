@@ -294,13 +294,14 @@ def _nearest(
     Shapes:  error [blocks, elements]   towards [hypotheses, blocks, elements]
     """
     distance = torch.linalg.vector_norm((error - towards).flatten(1), dim=1)
+    distance = torch.where(distance.isfinite(), distance, torch.inf)  # of a wrong state with poison
     if not error.isfinite().all():
         mistake = Explained("hypothesis", f"holds a number that is not finite{where}")
         return Problem("not_finite", mistake=mistake), None, 1.0
     nearest = int(distance.argmin())
     direction = towards[nearest]
     length = torch.linalg.vector_norm(direction)
-    if distance[nearest] > NEAR * length:
+    if distance[nearest].isinf() or distance[nearest] > NEAR * length:
         return Problem(UNIDENTIFIED, f"unknown: close to none of {len(wrong)} wrong states{where}"), None, 1.0
     equal = (w.known for w, t in zip(wrong, towards, strict=True) if torch.equal(t, direction))
     problem = Problem("identified", mistake=Explained.one_of(equal, where))

@@ -150,13 +150,19 @@ def test_a_state_half_way_to_a_wrong_one_is_at_the_limit(monkeypatch: pytest.Mon
 
 
 def test_the_nearest_wrong_state_is_named_if_it_is_near_and_all_numbers_are_finite() -> None:
-    """Two blocks of two numbers. The wrong states have the lengths 5 and 50; two of them have equal bits."""
+    """Two blocks of two numbers. The wrong states have the lengths 5 and 50, and two of them have equal bits.
+
+    Two others have poison, NaN or infinity, and are near to nothing.
+    """
+    poison = torch.tensor([torch.nan, torch.inf])[:, None, None].expand(2, 2, 2)
     towards = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]] * 2 + [[[30.0, 0.0], [0.0, 40.0]]], dtype=torch.float64)
-    wrong: Any = [value(known=NamedMistake(name, name).known()) for name in ("one", "same", "far")]
+    towards = torch.cat((poison, towards))
+    wrong: Any = [value(known=NamedMistake(name, name).known()) for name in ("nan", "inf", "one", "same", "far")]
+    assert known_wrong_states._nearest(towards[2], poison, wrong[:2], "")[0].code == known_wrong_states.UNIDENTIFIED
     far, reach, equal = known_wrong_states.UNIDENTIFIED, known_wrong_states.NEAR, ("one", "same")
     for factor, more, names in ((1.0, 0.0, equal), (1 + reach * 0.99, 0.0, equal), (9.0, 0.0, ("far",)),
                                 (1 + reach * 1.01, 0.0, None), (1.0, torch.nan, ())):  # fmt: skip
-        error = towards[0] * factor
+        error = towards[2] * factor
         error[1, 0] += more
         problem, projection, distance = known_wrong_states._nearest(error, towards, wrong, "")
         if not names:

@@ -43,6 +43,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault("width-accepts-behind-the-end", "window-width", "Acceptance does not end where a request's own drafts end.",
            Edit.of(ACCEPT, "right = {(window[:, 1:] == picks[:, :-1]) & (node[1:] < count[:, None]) => (window[:, 1:] "
                    "== picks[:, :-1]) | (node[1:] >= count[:, None])}"),
+           Edit.of(ACCEPT, "own = {torch.minimum(right.long().cumprod(dim=1).sum(dim=1), most) => "
+                   "right.long().cumprod(dim=1).sum(dim=1)}"),
            seen=("identity", "labels", "contracts", "serves")),
     _fault("width-drafts-at-the-end", "window-drafts", "Drafts fewer than the step count are put at the window's end.",
            Edit.of(ENGINE, "forced = [{[*given, *[0] * (width - 1 - len(given))] => [*[0] * (width - 1 - len(given)), "
