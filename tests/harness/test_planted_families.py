@@ -18,6 +18,8 @@ from support.running.planting import judged_here, plantable
 
 RECORDED = Path(__file__).resolve().parents[2] / "fixtures" / "results" / "faults.json"
 JUDGED = ("found", "located", "named", "named_by")
+# Its error is of numbers near the smallest of fp32, whose exponentials differ between machines; so does its name.
+BY_MACHINE = "gate-exp-of-running-sums"
 HERE = [family for family in FAMILIES if family != "readings"]  # each fault of `readings` needs a relation
 
 
@@ -27,7 +29,7 @@ HERE = [family for family in FAMILIES if family != "readings"]  # each fault of 
 def test_drawn_fault_is_found_located_and_named_as_recorded(family: str) -> None:
     draw = Random("".join(served().values()))
     faults = draw.sample(FAMILIES[family], len(FAMILIES[family]))
-    fault = next(filter(plantable, faults))
+    fault = next(fault for fault in faults if plantable(fault) and fault.id != BY_MACHINE)
     (recorded,) = (row for row in read(RECORDED)["results"] if row["id"] == fault.id)
     now = data_of(judged_here(fault))
     assert [now[name] for name in JUDGED] == [recorded[name] for name in JUDGED], list(surprises(now))
