@@ -437,15 +437,15 @@ def test_campaign_of_overlapped_rounds_is_labelled(tmp_path: Path) -> None:
 
 
 OVERLAPS, LONG, UP, ZERO = "finished while rounds overlap", "a position past 512", "steps up", "steps to 0"
-REFUSED, GROWN, LATER = "refused: no slot is free", "trees grown for several requests", "a verify after a switch"
+NO_SLOT, GROWN, LATER = "refused: no slot is free", "trees grown for several requests", "a verify after a switch"
 
 
 @pytest.mark.parametrize(("how", "more", "without", "may"), [
-    ({}, {}, {OVERLAPS: "without --overlap", LONG: "in short runs"}, (REFUSED, UP, ZERO, LATER, GROWN)),
-    ({"overlap": True}, {}, {REFUSED: "with --overlap"}, (OVERLAPS, UP)),
-    ({}, {"transfers": True}, {REFUSED: "with --transfers"}, (UP,)),
-    ({}, {"trees": 5}, {UP: "with --trees", ZERO: "with --trees", LATER: "with --trees"}, (REFUSED, GROWN)),
-    ({"stages": 2}, {"trees": 5}, {GROWN: "without a drafter that grows trees"}, (REFUSED,)),
+    ({}, {}, {OVERLAPS: "without --overlap", LONG: "in short runs"}, (NO_SLOT, UP, ZERO, LATER, GROWN)),
+    ({"overlap": True}, {}, {NO_SLOT: "with --overlap"}, (OVERLAPS, UP)),
+    ({}, {"transfers": True}, {NO_SLOT: "with --transfers"}, (UP,)),
+    ({}, {"trees": 5}, {UP: "with --trees", ZERO: "with --trees", LATER: "with --trees"}, (NO_SLOT, GROWN)),
+    ({"stages": 2}, {"trees": 5}, {GROWN: "without a drafter that grows trees"}, (NO_SLOT,)),
     ({"drafter": "vanilla"}, {}, {UP: "with one draft at most"}, (ZERO, LATER)),
     ({"ops": "support.wrong.subjects:without_numbers"}, {},
      {ZERO: "without the argument `controlled` of `make`"}, (UP, LATER)),
@@ -471,9 +471,9 @@ def test_impossible_conditions_are_not_listed_as_never_met(
     assert f"impossible without --overlap: {OVERLAPS}" in shown(of([result]))
     coverage = Coverage()
     coverage.offers(True)
-    assert REFUSED in coverage.counts()
+    assert NO_SLOT in coverage.counts()
     coverage.offers(False)
-    assert coverage.impossible[REFUSED] == "with an engine that refuses nothing"
+    assert coverage.impossible[NO_SLOT] == "with an engine that refuses nothing"
     runs = [totals.Soaked(Setting("ledger", overlap=on).data(), "", seed, conditions={UP: 1},
                           impossible={} if on else {OVERLAPS: "without --overlap"})
             for seed, on in enumerate((False, True))]  # fmt: skip
