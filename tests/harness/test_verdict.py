@@ -190,11 +190,12 @@ def test_an_explanation_does_not_depend_on_the_sentence() -> None:
 def test_a_forbidden_write_is_added_to_the_finding_at_the_same_memory() -> None:
     here = comparison(worst=1.0, slot=3, problem=DIFFERS)
     write = Problem("forbidden_write", "16 bytes changed")
+    unread: Any = None  # the context, which bytes do not need
     at_it, elsewhere = (comparison(check="bytes", worst=1.0, slot=slot, problem=write) for slot in (3, 4))
-    assert _contracts(DIFFERS, here, [here, at_it]).written == write
-    assert _contracts(DIFFERS, here, [here, elsewhere]).written is None
+    assert _contracts(DIFFERS, here, [here, at_it], unread).written == write
+    assert _contracts(DIFFERS, here, [here, elsewhere], unread).written is None
     other = replace(at_it, problem=Problem("differs", write.clause))
-    assert _contracts(DIFFERS, here, [here, other]).written is None
+    assert _contracts(DIFFERS, here, [here, other], unread).written is None
 
 
 def test_a_result_file_has_the_code_of_a_finding() -> None:
