@@ -72,19 +72,19 @@ def _every(
 def _register(name: str, at: str, help: str) -> None:
     """Add a command; if it is not installed, or cannot be imported, one that only reports this."""
     module, _, function = at.partition(":")
-    why, broken = "not installed", list[Exception]()
+    why, broken = "not installed", None
     if find_spec(package := module.partition(".")[0]) is not None:
         try:
             app.command(name, cls=Command, short_help=help)(getattr(import_module(module), function))
             return
-        except Exception as error:  # Python would end with 1, which says "divergence"
-            why, broken = "cannot be imported", [error]
+        except Exception as error:  # Python would end with 1, the exit code of a divergence
+            why, broken = "cannot be imported", error
 
     def missing() -> None:
         from instep_reference.contract.errors import BadInput
 
-        for error in broken:
-            raise error
+        if broken is not None:
+            raise broken
         raise BadInput(f"instep {name}", found=f"no package {package}",
                        expected="an installation with this package")  # fmt: skip
 

@@ -57,8 +57,8 @@ CLAUSES = 2  # broken contracts that are quoted at most
 # component of memory -> ops that read it and do not write it
 READ_BY = dict.fromkeys(("keys", "values"), ("attend", "attend_latents"))
 PLACES, OF_A_PLACE = 4, 2  # how many of the first places are explained, and how many requests at each
-# An unexplained finding may have the mistake of the others, if at least so many have it, and so many times those that
-# are unexplained.
+# An unexplained finding may have the mistake of the others, if at least FEWEST of them have it, and at least CLEARLY
+# times as many as have none.
 FEWEST, CLEARLY = 2, 2
 
 # Groups of families in the order of trial; a group is tried only if none of the groups before explains the finding:
@@ -155,7 +155,7 @@ def _shared(
     """For unexplained findings: the one mistake of all explained ones, if nothing else is as near to their error.
 
     Every finding is judged from its own inputs, so none follows from another. A second, small effect may hide the
-    mistake in one of them. The sentence says how much of the error the mistake leaves there.
+    mistake in one of them. The sentence then ends in the part of the error that the mistake leaves there.
     """
     shared, known = dict[Any, Explained](), dict[Any, Explained]()
     for what, finding in findings.items():
@@ -173,8 +173,10 @@ def _shared(
             continue  # several fit, or the search broke off
         if (of := case(findings[what])) is None or of.granted is None:
             continue
-        left, one, families = min(((part_left(of, one), one, families) for families in BANK for family in families
-                                   for one in family(of)), key=lambda each: each[0])  # fmt: skip
+        tried = [(part_left(of, one), one, families) for families in BANK for family in families for one in family(of)]
+        if not tried:
+            continue
+        left, one, families = min(tried, key=lambda each: each[0])
         if left <= NEAR and (one.name or one.sentence) in common:
             shared[what] = Explained(
                 "hypothesis" if families is BANK[0] or one.name else "bank", one.sentence,

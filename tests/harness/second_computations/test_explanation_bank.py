@@ -334,6 +334,8 @@ def test_an_unexplained_finding_takes_the_one_mistake_of_all_others(monkeypatch:
     assert said(other, other)[0] == Explained("hypothesis", "is other", where.replace("13.4", "1.0"))
     bank["known"] = 2
     assert said(other, other)[0].by == "bank"
+    near.clear()
+    assert said(late, late) == (None, {}), "nothing was tried"
 
 
 # -- the data of a finding -----------------------------------------------------------------------------------

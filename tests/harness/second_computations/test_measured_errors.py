@@ -450,7 +450,7 @@ def limits(rows: Sequence[Sequence[tuple[float, float]]], b: float, t: float) ->
 def test_mean_errors_of_rows(component: str, shape: tuple[int, int], rotated: int, skip: int) -> None:
     """Rows wait until there are 32. A row with the bits of an earlier one and one that is not finite do not count.
 
-    A channel that is nearly 0 has errors of its own size. A row below the floor of sizes has none.
+    A channel that is nearly 0 has errors as large as itself. A row below the floor of sizes has none.
     """
     o = drawn(50, 40, *shape)
     o[3], o[5] = o[2], 0.0
@@ -537,7 +537,7 @@ def test_a_look_takes_the_group_that_uses_most_of_its_limit() -> None:
 def test_a_place_has_samples_unless_it_amplifies_errors(
     narrow: bool, bound: float | None, mixers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps of a draft share samples. Narrow products leave the places without a product. Prefixes are left out."""
+    """Steps of a draft share samples. Narrow products leave the places without a product, and prefixes none."""
     seen = [Place(*each) for each in (("trunk", 1, "normed"), ("chain.0", 2, "mlp"), ("chain.1", 2, "mlp"),
             ("trunk", 1, "log_decay"), ("trunk", 3, "attended"), ("trunk", 3, "query"), ("trunk", 3, "logits"))]
     ones, given = torch.ones(2, 1, 4), SimpleNamespace(prefix="", span=SimpleNamespace(count=2), request="a")

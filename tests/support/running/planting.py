@@ -80,7 +80,7 @@ def judged_here(fault: Fault) -> Judged:
     with planted_here(*fault.edits):
         verdict = diagnose(Replay(trace, fault.how), until=fault.event).verdict
     findings = tuple(map(msgspec.to_builtins, map(finding, listed_findings(verdict.findings))))
-    return judge(fault, control, Arm(verdict.exit, 0.0, findings, served=planted, message="it ran"), right, planted)
+    return judge(fault, control, Arm(verdict.exit, 0.0, findings, served=planted), right, planted)
 
 
 def begun(trace: Trace, event: int) -> int:

@@ -25,9 +25,9 @@ from ..fuzz.coverage import CONDITIONS, listed, untested
 class Session(Called):
     """One call of the command, and its share of the totals. In a joined row: all calls of one revision and machine.
 
-    memory_mib  memory of the process after its first stretch and at its end: a soak must not grow. Of several
-                processes, that of the one that grew most
-    calls       how many calls of the command these are
+    memory_mib  memory of the process after its first stretch and at its end: a soak must not grow. A joined row
+                has that of the process that grew most
+    calls       the number of calls of the command
     """
 
     rounds: int = 0
