@@ -60,13 +60,14 @@ def engine(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def serve(served: Served) -> None:
-    """Chunks, a sampled request, two step switches, a retraction, a prefix hit, and 0 steps."""
+    """Chunks, a sampled request, one with an adapter, two step switches, a retraction, a prefix hit, and 0 steps."""
     served.request("a", A, 14)
     served.request("b", B, 12)
     served.request("c", B, 6)
-    served.request("sampled", b"xyz", 5, top_k=5)
+    served.request("sampled", b"xyz", 4, top_k=5)
+    served.request("adapted", b"xyz", 1, lora_id="theirs")
     served.prefill("a", tokens=6)
-    served.prefill("a", "b", "sampled")
+    served.prefill("a", "b", "sampled", "adapted")
     served.verify(4, a=3, b=1, sampled=0)
     served.verify(4, a=0, b=2, sampled=0)
     served.verify(2, a=1, b=0, sampled=0)
@@ -108,9 +109,12 @@ def test_a_right_engine_agrees(engine: Callable[..., Any], tmp_path: Path, relea
     found = judged(tmp_path)
     assert found.exit is Exit.AGREED, found.replay and found.replay.verdict.findings
     assert facts(tmp_path) == {"missing": {}, "stopped": "", "written": 11, "dropped": 0, "left_out": 1}
-    said = accepted(tmp_path, "abc")
+    said = accepted(tmp_path)
     # with overlap the round that was in flight when b lost its memory has no result of b
-    assert said == {"a": [3, 0, 1, 1, 3], "b": [1, 2, 3, 3] if how.get("overlap") else [1, 2, 0, 3], "c": [0, 1, 2]}
+    assert said == {"a": [3, 0, 1, 1, 3], "b": [1, 2, 3, 3] if how.get("overlap") else [1, 2, 0, 3], "c": [0, 1, 2],
+                    "sampled": [0, 0, 0]}  # fmt: skip
+    assert {text.request: len(text.said) for text in found.told.texts if text.given} == {"sampled": 4}
+    assert found.tokens.ties.made == sum(len(text.said) for text in found.told.texts) - 4
     assert [one["num_steps"] for one in events(tmp_path) if one["event"] == "set_num_steps"] == [3, 1, 0, 3]
     assert found.told.windows == sum(map(len, said.values()))
 
@@ -167,8 +171,8 @@ def test_logits_and_final_rows_are_judged(engine: Callable[..., Any], tmp_path: 
 def test_slots_and_rows_are_those_of_the_engine(engine: Callable[..., Any], tmp_path: Path) -> None:
     serve(engine("0.5.14"))
     found = lines(tmp_path / "recording" / "batches.jsonl")
-    assert found[1]["batch"] == 3 and found[1]["rows"] == {"a": 0, "b": 1}, "the third request of the batch samples"
-    assert found[1]["slots"] == {"a": 3, "b": 5}, "rows 7 and 6, which have the slots 2 * (8 - row) + 1"
+    assert found[1]["batch"] == 4 and found[1]["rows"] == {"a": 0, "b": 1, "sampled": 2}, "the fourth has an adapter"
+    assert found[1]["slots"] == {"a": 3, "b": 5, "sampled": 7}, "rows 7 to 5, which have the slots 2 * (8 - row) + 1"
     names = kinds(tmp_path)
     assert all(names[one["event"]] in ("forward", "commit") for one in found)
 
@@ -186,6 +190,25 @@ def test_a_wrong_commit_is_named(engine: Callable[..., Any], tmp_path: Path, how
     commits = [number for number, kind in enumerate(kinds(tmp_path)) if kind == "commit"]
     assert (first.event, first.request, first.place.layer, first.slot) == (commits[1], "a", 0, 3)
     assert "holds the state from before the step; 1 token was accepted" in first.diagnosis
+
+
+@pytest.mark.parametrize(("wrong", "options", "exit"), [
+    (None, EVERY, Exit.AGREED), (1, EVERY, Exit.DIVERGED), (None, {"triggers": [], "every": 0}, Exit.INCONCLUSIVE),
+], ids=["right", "wrong", "no states"])  # fmt: skip
+def test_a_request_that_samples_is_judged_by_its_states(
+    engine: Callable[..., Any], tmp_path: Path, wrong: int | None, options: dict[str, Any], exit: Exit
+) -> None:
+    served = engine("0.5.23", options, wrong=wrong)
+    served.request("sampled", A, 8, top_k=5)
+    served.prefill("sampled")
+    for right in (2, 1, 0):
+        served.verify(4, sampled=right)
+    served.settle()
+    found = judged(tmp_path)
+    assert found.exit is exit and found.tokens.ties.made == 0 and accepted(tmp_path) == {"sampled": [2, 1, 0]}
+    if wrong:
+        first = next(one for one in found.replay.verdict.findings if one.place.component == "state")
+        assert "holds the state after 1 token; 2 tokens were accepted" in first.diagnosis
 
 
 # the selection
@@ -267,8 +290,7 @@ def test_the_engine_goes_on_when_a_hook_fails(
     monkeypatch.setattr(sglang.SglangRecorder, "_take", lambda *given: (fails(*given), take(*given)))
     served = engine("0.5.14")
     serve(served)
-    assert {name: len(one.output_ids) >= one.limit for name, one in served.requests.items()} == {
-        "a": True, "b": True, "c": True, "sampled": False}
+    assert all(len(one.output_ids) >= one.limit for one in served.requests.values())
     assert "no memory for a copy (test_attach.py:" in attached(tmp_path)["stopped"]
     assert "recording stopped: RuntimeError" in capsys.readouterr().err
     found = judged(tmp_path)

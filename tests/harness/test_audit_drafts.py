@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from instep.audit import token_origins
 from instep.audit.audit import audit
@@ -30,7 +31,7 @@ from instep_reference.engine import TensorModel
 from instep_reference.sampling import Drawing
 from instep_reference.weights import Weights
 from support.inputs.checkpoints import write as write_checkpoint
-from support.inputs.recordings import PROMPTS, TINY, edited, lines, recorded, recording, said
+from support.inputs.recordings import PROMPTS, TINY, edited, lines, recorded, recording, said, shown
 from support.inputs.traces import header
 from support.running.command import Runner, complaint
 
@@ -170,6 +171,51 @@ def test_drawn_text_is_drawn_again(drawn: Path, monkeypatch: pytest.MonkeyPatch)
 def test_rows_and_states_of_drawn_text_are_judged(tmp_path: Path) -> None:
     found = audit(recorded(tmp_path / "r", tokens=3, sampling=HOW, prompts={"a": tuple(b"Return the")}), TINY)
     assert found.exit is Exit.AGREED and found.replay is not None and found.replay.verdict.elements > 50_000
+
+
+given = recording(tokens=6, sampling=HOW, prompts={"a": tuple(b"Return the")}, given=True)
+
+
+@pytest.fixture
+def given_copy(given: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(given, tmp_path / "copy"))
+
+
+def test_all_but_the_tokens_of_drawn_text_without_uniforms_is_judged(
+    given: Path, tmp_path: Path, instep: Runner
+) -> None:
+    ran = instep("audit", given, "--model", TINY, "--json", tmp_path / "r.json", "--html", tmp_path / "r.html")
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert ran.code == Exit.AGREED and found["runs"][0]["elements"] > 50_000
+    (text,) = found["texts"]
+    assert (found["tokens"], found["requests"], text["by"]) == (0, 0, "u" * text["tokens"]) and found["windows"] > 1
+    says = f"not judged: {text['tokens']} tokens of 1 request, because the recording does not have how they were chosen"
+    assert says in ran.out and "could be decided" not in ran.out.replace("0 could be decided", "")
+    assert "choice after the tokens before it" not in (tmp_path / "r.html").read_text()
+    assert instep("audit", given, "--model", TINY, "--level", 1).code == Exit.INCONCLUSIVE, "only counts were compared"
+
+
+@pytest.mark.parametrize(("level", "check"), [(3, "state"), (1, "counts")])
+def test_wrong_states_and_counts_of_drawn_text_without_uniforms_are_found(
+    given_copy: Path, level: int, check: str
+) -> None:
+    """One state is that after the step before; or a refused draft is the bonus."""
+    if check == "counts":
+        event = other_bonus(given_copy, kept=True)
+    else:
+        commits = [number for number, one in enumerate(lines(given_copy / "events.jsonl")) if one["event"] == "commit"]
+        event, tensors = commits[1], shown(given_copy, commits[1])
+        tensors["state.a.0"] = shown(given_copy, commits[0])["state.a.0"]
+        save_file(tensors, given_copy / "tensors" / f"{event:06d}.safetensors")
+    found = audit(given_copy, TINY, level=level)
+    first = [*found.verdict.findings, *(found.replay.verdict.findings if found.replay else ())][0]
+    assert found.exit is Exit.DIVERGED and (first.event, first.request) == (event, "a")
+    assert check in (first.check, first.place.component)
+
+
+def test_given_tokens_have_no_sampling(drawn_copy: Path, instep: Runner) -> None:
+    edited(drawn_copy, 0, given=True)
+    assert "given: found true, and a sampling" in complaint(instep("audit", drawn_copy, "--model", TINY))
 
 
 def other_bonus(recording: Path, kept: bool) -> int:

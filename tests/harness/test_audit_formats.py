@@ -169,7 +169,7 @@ def test_calls_of_the_writer_become_legal_events(tmp_path: Path, answer: list[in
     made = Recording(tmp_path / "r", engine="by hand", model=TINY)
     said, length = answer, len(PROMPT)
     for name in "ab":
-        made.admit(name, PROMPT)
+        made.admit(name, PROMPT, given=name == "b")
     made.forward("a", [6], range(4, 10), PROMPT[4:], [[said[0]]])  # the first four tokens came from a cache
     made.forward("ba", [10, 1], [*range(10), length], [*PROMPT, said[0]], [[said[0]], [said[1]]])
     windows = [[said[1], said[2], 7], [said[0], said[1], said[2], 9, 9]]  # of 2 and of 4 drafts
@@ -182,9 +182,8 @@ def test_calls_of_the_writer_become_legal_events(tmp_path: Path, answer: list[in
     made.close()
     found = audit(tmp_path / "r", TINY)
     assert found.exit is Exit.AGREED, found.verdict.findings
-    assert [(text.request, text.said) for text in found.told.texts] == [
-        ("b", tuple(said[:5])), ("a", tuple(said[:4])), ("b", (said[5],))
-    ]
+    assert [(text.request, text.said, text.given) for text in found.told.texts] == [
+        ("b", tuple(said[:5]), True), ("a", tuple(said[:4]), False), ("b", (said[5],), True)]
     assert (found.told.windows, found.told.drafts, found.told.accepted) == (2, 6, 3)
 
 

@@ -58,7 +58,7 @@ class Options:
 
     folder    directory of the recording; ranks of tensor parallelism get directories in it
     layers    recurrent layers whose states are recorded; None: the first and the last, empty: all
-    requests  prefixes of request names; empty: all. A request that samples is never recorded
+    requests  prefixes of request names; empty: all
     triggers  causes for writing states: a change of the step count, a prefix hit, a retraction
     every     write states of every n-th event that has them, too; 0: only triggers do. With neither, none are copied
     before, after   the number of events with states before and after a triggering one that are written with it

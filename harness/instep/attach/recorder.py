@@ -11,6 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,25 @@ def say(text: str) -> None:
     print(f"[instep attach] {text}", file=sys.stderr, flush=True)
 
 
+class Chooses(Enum):
+    """How a request of the engine chooses its tokens."""
+
+    ARGMAX = "the argmax of the model's logits"
+    GIVEN = "drawn from the model's logits, or with penalties"
+    BY_MORE = "with a grammar, an adapter, an image or embeddings: the model alone does not compute it"
+
+
 @dataclass
 class Live:
-    """A request of the engine that is recorded. there: it still has its memory."""
+    """A request of the engine that is recorded.
+
+    given   its tokens are not the argmax of the model's logits
+    there   it still has its memory
+    """
 
     name: str
     prompt: list[int]
+    given: bool
     there: bool = True
 
 
@@ -101,7 +115,7 @@ class Recorder:
         self.recording: Recording | None = None
         self.layers: Collection[int] = ()
         self.live: dict[str, Live] = {}
-        self.left_out, self.leaving = 0, set[str]()  # requests that are not recorded: their number, those still there
+        self.left_out, self.leaving = 0, set[str]()  # requests of another model: their number, those still there
         self.launching: Any = None  # the round that is launched now
         self.flying: dict[int, Any] = {}  # rounds without results
         self.held: deque[Round] = deque()  # rounds whose states are on the device and not written
@@ -138,15 +152,15 @@ class Recorder:
 
     # -- requests -----------------------------------------------------------------------------------
 
-    def admitted(self, name: str, prompt: Iterable[int], greedy: bool) -> Live | None:
-        """Record a request from its first chunk on, unless the options exclude it or it samples."""
+    def admitted(self, name: str, prompt: Iterable[int], chooses: Chooses) -> Live | None:
+        """Record a request from its first chunk on, unless the options exclude it or it needs more than the model."""
         if self.options.requests and not name.startswith(self.options.requests):
             return None
-        if not greedy:
+        if chooses is Chooses.BY_MORE:
             self.left_out += name not in self.leaving
             self.leaving.add(name)
             return None
-        live = self.live[name] = Live(name, [int(token) for token in prompt])
+        live = self.live[name] = Live(name, [int(token) for token in prompt], chooses is Chooses.GIVEN)
         return live
 
     def retract(self, live: Live) -> None:
@@ -193,7 +207,7 @@ class Recorder:
                 padding[row] = max(0, positions[first] + count - length)
                 end -= padding[row]
             if not recording.knows(live.name):
-                recording.admit(live.name, live.prompt)
+                recording.admit(live.name, live.prompt, given=live.given)
             names.append(live.name)
             counts.append(end - first)
             ran += tokens[first:end]

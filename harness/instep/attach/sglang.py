@@ -2,8 +2,8 @@
 
 SGLang calls `load` in every process, by the entry point group "sglang.srt.plugins". Hooks wrap five functions
 (`sglang_names.py`): the launch of a batch, the forward, the commit, the processing of results, and a retraction.
-Leaves out: rounds and their events (`recorder.py`); trees, sampled requests, pipeline stages, and rings for decode
-without speculation, which are not recorded.
+Leaves out: rounds and their events (`recorder.py`); trees, pipeline stages, and rings for decode without speculation,
+which are not recorded.
 """
 
 import json
@@ -18,7 +18,7 @@ import torch
 
 from . import PREFIX, Options, options_in
 from .device_states import States, to_device, to_host
-from .recorder import MOST_FLYING, Live, Recorder, Round, numbers, say
+from .recorder import MOST_FLYING, Chooses, Live, Recorder, Round, numbers, say
 from .releases import resolved
 from .sglang_names import REGISTRY, RELEASES, SCHEDULER, Names, Ring, names_of
 
@@ -232,11 +232,8 @@ class SglangRecorder(Recorder):
             requests, len(counts), counts, causes, number=self.launches, decodes=mode.is_decode())
 
     def _admitted(self, request: Any, cached: int, causes: list[str]) -> Live | None:
-        """Record a request at its first chunk, unless the options exclude it or it samples.
-
-        cached: tokens from the prefix cache
-        """
-        live = self.admitted(str(request.rid), [*request.origin_input_ids, *request.output_ids], plain(request))
+        """Record a request at its first chunk. cached: tokens from the prefix cache"""
+        live = self.admitted(str(request.rid), [*request.origin_input_ids, *request.output_ids], chooses(request))
         if live is not None and cached:
             causes.append(PREFIX)
         return live
@@ -394,13 +391,12 @@ def controller_of(scheduler: Any, release: str, names: Names) -> tuple[dict[str,
     return found | ({"captured": sorted(set(captured))} if captured else {}), steps
 
 
-def plain(request: Any) -> bool:
-    """Whether its tokens are the argmax of the model's logits: no sampling, penalty, grammar, adapter or image."""
+def chooses(request: Any) -> Chooses:
     how = request.sampling_params
+    if any(getattr(request, name, None) is not None
+           for name in ("grammar", "lora_id", "input_embeds", "multimodal_inputs")):  # fmt: skip
+        return Chooses.BY_MORE
     penalties = (("frequency_penalty", 0), ("presence_penalty", 0), ("repetition_penalty", 1), ("min_new_tokens", 0))
-    return (
-        how.top_k == 1 and all(getattr(how, name, usual) in (usual, None) for name, usual in penalties)
-        and not getattr(how, "logit_bias", None)
-        and all(getattr(request, name, None) is None
-                for name in ("grammar", "lora_id", "input_embeds", "multimodal_inputs"))
-    )  # fmt: skip
+    argmax = how.top_k == 1 and not getattr(how, "logit_bias", None) and all(
+        getattr(how, name, usual) in (usual, None) for name, usual in penalties)
+    return Chooses.ARGMAX if argmax else Chooses.GIVEN

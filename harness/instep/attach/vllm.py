@@ -9,7 +9,7 @@ With K drafts a request has 1 + K blocks for the states of a layer. After a wind
 So the state of the accepted tokens is in the block of the last accepted one. The conv window begins in the first block,
 at the column with the same number. Blocks are those of the metadata that the kernels read, in every mode of the prefix
 cache.
-Leaves out: rounds and their events (`recorder.py`); sampled requests and pipeline stages, which are not recorded.
+Leaves out: rounds and their events (`recorder.py`); pipeline stages, which are not recorded.
 """
 
 import atexit
@@ -25,7 +25,7 @@ import torch
 
 from . import PREFIX, Options, options_in
 from .device_states import States, to_device, to_host
-from .recorder import MOST_FLYING, ROUNDS, Live, Recorder, Round, numbers, say
+from .recorder import MOST_FLYING, ROUNDS, Chooses, Live, Recorder, Round, numbers, say
 from .releases import resolved
 from .vllm_names import RELEASES, STARTED, WORKER, Names, Runner, names_of
 
@@ -131,6 +131,7 @@ class VllmRecorder(Recorder):
         self.runner: Any = None
         self.its: Runner = names.v1
         self.recurrent: dict[int, str] = {}  # layer -> its name in vLLM
+        self.choices: dict[str, Chooses] = {}
         self.before: list[tuple[Live, bool]] = []
         self.launches, self.overlap = 0, False
         self.last, self.tight = set[str](), False  # requests of the launch before, and whether it had less room
@@ -171,21 +172,22 @@ class VllmRecorder(Recorder):
             self._gone(name)
         for new in scheduled.scheduled_new_reqs:  # the runner V2 gets a preempted request as a new one
             prompt = new.prefill_token_ids or new.prompt_token_ids
-            self._came(str(new.req_id), prompt, plain(new), new.num_computed_tokens, causes)
+            self.choices[str(new.req_id)] = chooses(new)
+            self._came(str(new.req_id), prompt, new.num_computed_tokens, causes)
         cached = scheduled.scheduled_cached_reqs
         for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
-            if name in cached.resumed_req_ids and name not in self.leaving:
+            if name in cached.resumed_req_ids:
                 prompt = cached.all_token_ids.get(name) or self._text(name)
-                self._came(str(name), prompt, True, computed, causes)
+                self._came(str(name), prompt, computed, causes)
         if scheduled.total_num_scheduled_tokens:
             self.launching = Launched({}, 0, [], causes, scheduled=scheduled)
         else:
             self._settle()
 
-    def _came(self, name: str, prompt: Any, greedy: bool, cached: int, causes: list[str]) -> None:
+    def _came(self, name: str, prompt: Any, cached: int, causes: list[str]) -> None:
         """Record a request from its first chunk on. cached: tokens from the prefix cache."""
         self._gone(name, retracted=True)  # it is computed again
-        if prompt is not None and self.admitted(name, prompt, greedy) is not None and cached:
+        if prompt is not None and self.admitted(name, prompt, self.choices[name]) is not None and cached:
             causes.append(PREFIX)
 
     def _text(self, name: str) -> list[int]:
@@ -197,6 +199,7 @@ class VllmRecorder(Recorder):
         live = self.live.pop(name, None)
         if not retracted:
             self.leaving.discard(name)
+            self.choices.pop(name, None)
         if live is not None:
             self.before.append((live, retracted))
 
@@ -421,15 +424,15 @@ def _answers(done: Launched) -> dict[int, list[int]]:
     return {row: [int(token) for token in sampled[row][: lengths[row]]] for row in done.requests}
 
 
-def plain(new: Any) -> bool:
-    """Whether its tokens are the argmax of the model's logits: no sampling, penalty, grammar, adapter or image."""
+def chooses(new: Any) -> Chooses:
     how = new.sampling_params
+    if (how is None or new.pooling_params is not None or getattr(how, "structured_outputs", None)
+            or new.lora_request is not None or new.mm_features or new.prompt_embeds is not None):  # fmt: skip
+        return Chooses.BY_MORE
     usual = (("presence_penalty", 0), ("frequency_penalty", 0), ("repetition_penalty", 1), ("min_tokens", 0))
-    return (
-        how is not None and new.pooling_params is None and how.temperature == 0
-        and all(getattr(how, name, value) == value for name, value in usual)
-        and not any(getattr(how, name, None)
-                    for name in ("logit_bias", "allowed_token_ids", "bad_words", "structured_outputs"))
+    argmax = (
+        how.temperature == 0 and all(getattr(how, name, value) == value for name, value in usual)
+        and not any(getattr(how, name, None) for name in ("logit_bias", "allowed_token_ids", "bad_words"))
         and getattr(how, "thinking_token_budget", None) is None
-        and new.lora_request is None and not new.mm_features and new.prompt_embeds is None
     )  # fmt: skip
+    return Chooses.ARGMAX if argmax else Chooses.GIVEN

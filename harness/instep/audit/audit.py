@@ -24,7 +24,7 @@ from ..subject.memory_per_request import spelled, weights_bytes
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.header import Model, config_digest
-from ..verdict import INTERRUPTED, Comparison, Exit, Verdict
+from ..verdict import INTERRUPTED, Comparison, Exit, Tier, Verdict
 from . import recording, sglang_dumps, step_counts
 from .layerwise_reference import Advance, Precision, final_norm, silent
 from .rank_recordings import is_of_ranks, read_ranks
@@ -69,10 +69,23 @@ class Audit:
     stopped: str = ""
 
     @property
+    def only_given(self) -> bool:
+        """Whether there are tokens, and none that could be judged."""
+        return bool(self.texts) and all(text.given for text in self.texts)
+
+    @property
     def exit(self) -> Exit:
         replay = Exit.AGREED if self.replay is None else self.replay.verdict.exit
         stopped = Exit.INCONCLUSIVE if self.stopped else replay
-        return Exit.worst([Exit.DIVERGED if self.verdict.findings else self.tokens.exit, replay, stopped])
+        tokens = self.tokens.exit
+        if self.only_given and self.replay is not None and any(map(_of_numbers, self.replay.verdict.compared)):
+            tokens = Exit.AGREED  # rows or states decide
+        return Exit.worst([Exit.DIVERGED if self.verdict.findings else tokens, replay, stopped])
+
+
+def _of_numbers(one: Comparison) -> bool:
+    """Whether it compares rows or states, and not only how many or which ones there are."""
+    return one.elements > 0 and one.tier in (Tier.DERIVED, Tier.DIRECTED, Tier.PROPAGATED)
 
 
 def opened(path: Path, config: ModelConfig | None = None) -> Recorded:

@@ -80,8 +80,8 @@ class Attached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         found = [f"the recorder stopped: {self.stopped}"] if self.stopped else []
         found += [f"the engine has no {name} that the recorder knows: {why}" for name, why in self.missing.items()]
         if self.left_out:
-            found.append(f"not recorded: {counted(self.left_out, 'request')} with sampling, a penalty, a grammar or "
-                         "an adapter")  # fmt: skip
+            found.append(f"not recorded: {counted(self.left_out, 'request')} with a grammar, an adapter, an image or "
+                         "embeddings")  # fmt: skip
         if self.no_states:
             return [*found, f"no states were recorded: {self.no_states}"]
         layers = ", ".join(map(str, self.layers))

@@ -71,7 +71,11 @@ def _notes(audit: Audit, verbose: bool) -> Iterator[str]:
         yield f"stopped: {audit.stopped}: the rest of the recording is not judged"
     if audit.digest is None:
         yield "the recording does not name its model, so the model was not checked"
-    if audit.tokens.exit is Exit.INCONCLUSIVE:
+    given = [len(text.said) - text.known for text in audit.texts if text.given]
+    if given:
+        yield (f"not judged: {counted(sum(given), 'token')} of {counted(len(given), 'request')}, because the recording "
+               "does not have how they were chosen")
+    if audit.tokens.exit is Exit.INCONCLUSIVE and not audit.only_given:
         yield f"fewer than half of the tokens could be decided: {audit.tokens.decided} of {audit.tokens.ties.made}"
     hardly = [] if audit.replay is None else [one for one in audit.replay.verdict.skipped if one.check == UNDECIDABLE]
     if hardly:
@@ -87,8 +91,8 @@ def of(audit: Audit, *, verbose: bool = False) -> Result:
     recorded, tokens = audit.recorded, audit.tokens
     found: dict[str, Any] = {
         "recording": recorded.path.name, "engine": recorded.engine, "model": audit.digest,
-        "events": len(recorded.events), "requests": len(audit.told.texts), "tokens": tokens.ties.made,
-        "decided": tokens.decided, "ties": tokens.ties.ties, "windows": audit.told.windows,
+        "events": len(recorded.events), "requests": sum(not text.given for text in audit.told.texts),
+        "tokens": tokens.ties.made, "decided": tokens.decided, "ties": tokens.ties.ties, "windows": audit.told.windows,
         "drafts": audit.told.drafts, "accepted": audit.told.accepted, "step_counts": _steps(audit),
         "draft_choices": _draft_choices(audit),
         "elements": audit.verdict.elements,
@@ -153,10 +157,11 @@ def _drafts(audit: Audit) -> str:
 def _text(text: Text) -> dict[str, Any]:
     """A text as data.
 
-    by: a letter for each token: g argmax, d drawn, k judged in another request, whose text this one continues
+    by: a letter for each token: g argmax, d drawn, k judged in another request, whose text this one continues, u not
+    judged, as the recording does not have how it was chosen
     """
-    drawn = text.drawn or (None,) * len(text.said)
-    by = "".join("k" if number < text.known else "g" if how is None else "d" for number, how in enumerate(drawn))
+    drawn, argmax = text.drawn or (None,) * len(text.said), "u" if text.given else "g"
+    by = "".join("k" if number < text.known else argmax if how is None else "d" for number, how in enumerate(drawn))
     return {"request": text.request, "prompt": len(text.prompt), "tokens": len(text.said), "by": by}
 
 
@@ -174,9 +179,11 @@ def _finding(found: Comparison) -> dict[str, Any]:
 
 MOST = 200  # requests whose tokens are drawn, those with findings first
 DETAILED = 5000  # tokens; with more, equal neighbours share a cell
-BY = {"g": "chosen", "d": "random", "k": "missing"}  # how a token was chosen, in a result -> kind of a cell
+# How a token was chosen, in a result -> kind of a cell
+BY = {"g": "chosen", "d": "random", "k": "missing", "u": "missing"}
 SAYS = {"chosen": "argmax, judged by the model's margin", "random": "sampled, and again from the model's logits",
-        "missing": "not judged here: in the request that this one continues, or before the judged events",
+        "missing": "not judged here: in the request that this one continues, before the judged events, or chosen in a "
+                   "way that is not recorded",
         "found": "differs from the model"}
 
 COUNTS = ("engine", "events", "requests", "tokens", "decided", "ties", "windows", "drafts", "accepted", "rounding",
@@ -191,7 +198,8 @@ def document(found: Data) -> Document:
             f"{found['tokens']} tokens of {found['requests']} requests judged, each after the tokens that the engine "
             f"really chose; {found['decided']} could be decided, {found['ties']} tied; "
             f"{short(elements)} numbers", *conclusions(replayed)]  # fmt: skip
-    right = "" if found["findings"] else "Every generated token is the model's choice after the tokens before it."
+    every = "Every judged token is the model's choice after the tokens before it."
+    right = "" if found["findings"] or not found["tokens"] else every
     return Document(
         f"{found['recording']}, {found['engine']}", Exit(found["exit"]), [*said, *found["notes"]],
         right, messages(runs),
@@ -229,9 +237,10 @@ def _counts(found: Data, texts: list[Data]) -> Listing:
 
 
 def _requests(texts: list[Data]) -> Listing:
-    heads = ("request", "prompt tokens", "generated tokens", "sampled tokens", "judged in another request")
+    heads = ("request", "prompt tokens", "generated tokens", "sampled tokens", "judged in another request",
+             "not judged")
     return Listing(heads, [
-        (text["request"], str(text["prompt"]), str(text["tokens"]), *(str(text["by"].count(by)) for by in "dk"))
+        (text["request"], str(text["prompt"]), str(text["tokens"]), *(str(text["by"].count(by)) for by in "dku"))
         for text in texts
     ], "Requests")
 

@@ -48,6 +48,7 @@ class Text:
 
     known  number of leading tokens that are not judged here: a copy of another request's text, or of earlier events
     drawn  the drawing of each token, and its node in the window; None: argmax
+    given  whether the recording does not have how its tokens were chosen, so that none is judged
     windows  its drafts, as far as they were not judged elsewhere
     """
 
@@ -58,6 +59,7 @@ class Text:
     known: int = 0
     drawn: tuple[Drawn | None, ...] = ()
     windows: tuple[Window, ...] = ()
+    given: bool = False
 
     @property
     def run(self) -> tuple[int, ...]:
@@ -123,7 +125,7 @@ def told(rules: EventRules, events: Sequence[e.AnyEvent], where: str, judged: ra
         match event:
             case e.Admit(request=name):
                 _end(found, open_texts.pop(name, None))
-                open_texts[name] = Text(name, event.prompt, (), ())
+                open_texts[name] = Text(name, event.prompt, (), (), given=event.given)
             case e.Draft(requests=names):
                 for name, picks in zip(names, event.picks or (), strict=True):
                     standing, text = rules.table.live[name], open_texts[name]

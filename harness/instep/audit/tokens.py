@@ -5,8 +5,8 @@ rule is that of T4 (`checks/decisions.py`): a token may differ if the truth's ma
 logits may have, which follows from the error of the declared width at this position. Together with accepted drafts and
 bonuses this covers greedy acceptance, because rejected drafts do not change its result. A drawn token is drawn again
 from the truth's logits with its own uniforms, in the presence of the window's other drafts. It may differ if logits
-with as large an error would draw it (`checks/sampled_tokens.py`). Leaves out: text that was drawn without recorded
-uniforms.
+with as large an error would draw it (`checks/sampled_tokens.py`). Leaves out: given tokens, of which a recording does
+not have how they were chosen.
 """
 
 import math
@@ -78,7 +78,7 @@ def judged(
 ) -> Judged:
     """Judge all tokens of all texts."""
     _within(disk.config.vocab, texts)
-    found, texts = Judged(), [text for text in texts if text.said]
+    found, texts = Judged(), [text for text in texts if text.said and not text.given]
     if not texts:
         return found
     seen = _measured(disk, precision, texts, (0,), progress)

@@ -12,9 +12,10 @@ This file needs nothing but the standard library and safetensors. Paste it into 
 
 Every line is written immediately, and a tensor file before its line. So the recording of an engine that dies can be
 read up to that event. For a request that samples, `admit` gets its temperature, top-k and top-p, and `forward` gets the
-uniforms. In vLLM's V1 runner, requests are `input_batch.req_ids`, counts the scheduled tokens, positions and tokens the
-flat inputs, and sampled the returned list per request. In SGLang they are `rids`, `extend_lens` (a window's width in a
-verify), `positions`, `input_ids`, and the accepted tokens with the bonus after `verify`.
+uniforms. If you do not have them, `admit` gets `given=True`: then all is judged but its tokens. In vLLM's V1 runner,
+requests are `input_batch.req_ids`, counts the scheduled tokens, positions and tokens the flat inputs, and sampled the
+returned list per request. In SGLang they are `rids`, `extend_lens` (a window's width in a verify), `positions`,
+`input_ids`, and the accepted tokens with the bonus after `verify`.
 Leaves out: draft heads, as their proposals are visible as windows.
 """
 
@@ -109,7 +110,7 @@ class Recording:
         self._lock, self._opened = threading.RLock(), dict[str, int]()
         self._state()
         self._sha256, self._events, self._steps = hashlib.sha256(), 0, num_steps
-        self._sampling: dict[str, dict[str, Any] | None] = {}
+        self._chosen: dict[str, tuple[dict[str, Any] | None, bool]] = {}  # the last two arguments of `admit`
         self._prompt: dict[str, list[int]] = {}
         self._told: dict[str, list[int]] = {}  # prompt and all generated tokens, the root last
         self._length: dict[str, int] = {}
@@ -117,16 +118,19 @@ class Recording:
         self._single = list[str]()  # requests of `_held` with a window of one token
         self._held: tuple[list[dict[str, Any]], dict[str, Any]] | None = None  # rows and tensors, until `accepted`
 
-    def admit(self, request: str, prompt: Any, sampling: dict[str, Any] | None = None) -> None:
+    def admit(
+        self, request: str, prompt: Any, sampling: dict[str, Any] | None = None, given: bool = False
+    ) -> None:
         """Record a new request. A name may be used again when its request is over.
 
         sampling  how it draws its tokens: temperature, and top_k and top_p if there are any; None: argmax
+        given     its tokens are not judged: it samples with unknown uniforms, or has penalties of tokens, for example
         """
         tokens = _ints(prompt)
-        self._sampling[request] = sampling
+        self._chosen[request] = sampling, given
         self._prompt[request], self._told[request], self._length[request] = tokens, list(tokens), 0
         self._event({"event": "admit", "request": request, "prompt": tokens} | (
-            {} if sampling is None else {"sampling": sampling}))
+            {} if sampling is None else {"sampling": sampling}) | ({"given": True} if given else {}))
 
     def forward(
         self, requests: Any, counts: Any, positions: Any, tokens: Any, sampled: Any, logits: Any = None,
@@ -321,7 +325,7 @@ class Recording:
         """Restart a request that was preempted and is computed again: its text so far becomes its prompt."""
         self._event({"event": "abort", "request": request})
         self._flying.pop(request, None)
-        self.admit(request, self._told[request], self._sampling.get(request))
+        self.admit(request, self._told[request], *self._chosen[request])
 
     def _forget(self, request: str) -> None:
         for kept in (self._prompt, self._told, self._length, self._flying):

@@ -53,6 +53,8 @@ app = typer.Typer(
     name="instep", no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False,
     help="Does a fast engine for hybrid gated-delta-net models still compute the model?",
 )
+
+
 def _version(asked: bool) -> None:
     if asked:
         from ..report.machine import installed

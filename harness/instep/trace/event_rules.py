@@ -207,6 +207,8 @@ def _admit(rules: EventRules, event: e.Admit, choices: bool) -> None:
     rules._tokens("prompt", event.prompt)
     for field, found, expected in () if event.sampling is None else event.sampling.wrong():
         rules._no(f"sampling.{field}", found, expected)
+    if event.given and event.sampling is not None:
+        rules._no("given", "true, and a sampling", "one of them: with its sampling a request has uniforms")
     if rules.other is None and event.receiver:
         rules._no("receiver", "a request of the second engine", "the field `receiver` in the header, too")
     if rules.other is not None and event.request in rules.other.table.live:

@@ -62,12 +62,14 @@ class Admit(Event, frozen=True, omit_defaults=True):
 
     sampling  how its tokens are drawn; None: argmax. It is the request's own: a load, or a resume, leaves it as it is
     receiver  of a trace with two engines: the second one serves the request
+    given     only in a recording: how its tokens are chosen is not recorded, so the tokens are given and not judged
     """
 
     request: str
     prompt: tuple[int, ...]
     sampling: Sampling | None = None
     receiver: bool = False
+    given: bool = False
 
     def on(self, engine: Engine) -> None:
         # An engine that does not sample may omit the third parameter.

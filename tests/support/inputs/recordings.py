@@ -34,8 +34,12 @@ PROMPTS = {"a": tuple(b"Return the"), "b": tuple(b"def main(self):"), "c": tuple
 def recorded(
     directory: Path, *, shows: bool = True, tokens: int = 12, closed: bool = True,
     prompts: Mapping[str, tuple[int, ...]] = PROMPTS, layout: str = "KV", sampling: Sampling | None = None,
+    given: bool = False,
 ) -> Path:
-    """The engine decodes the prompts, two at a time, in chunks of 6, with up to 3 drafts; the writer looks on."""
+    """The engine decodes the prompts, two at a time, in chunks of 6, with up to 3 drafts; the writer looks on.
+
+    given: it does not get the sampling and the uniforms
+    """
     checkpoint = Checkpoint.open(TINY)
     ask = Ask(checkpoint, Setting(), prompts, 3, adaptive={"candidate_steps": [1, 3], "warmup_batches": 1,
                                                           "update_interval": 1}, tokens=tokens, batch=2, chunk=6,
@@ -46,7 +50,7 @@ def recorded(
     made = Recording(directory, engine="instep plain", model=TINY, layout=layout)
     seen = Activations()
     served.watch(seen)
-    watching = _Hooks(made, served, header, shows, layout)
+    watching = _Hooks(made, served, header, shows, layout, given)
     for _ in drive(ask.policy, prompts, header, served, [watching, seen]):
         pass
     if closed:
@@ -67,8 +71,8 @@ def recording(**how: Any) -> Any:
 class _Hooks(Observer):
     """The hooks that an engine's authors would write: after every forward, after acceptance, at each end."""
 
-    def __init__(self, made: Recording, served: Any, header: Any, shows: bool, layout: str) -> None:
-        self.made, self.served, self.shows, self.layout = made, served, shows, layout
+    def __init__(self, made: Recording, served: Any, header: Any, shows: bool, layout: str, given: bool) -> None:
+        self.made, self.served, self.shows, self.layout, self.given = made, served, shows, layout, given
         self.rules = EventRules(header)
 
     def after(self, event: e.Event, side: Side) -> Side:
@@ -77,7 +81,7 @@ class _Hooks(Observer):
         self.rules.apply(complete)
         match complete:
             case e.Admit(request=name, prompt=prompt, sampling=how):
-                self.made.admit(name, prompt, how and to_builtins(how))
+                self.made.admit(name, prompt, None if self.given else how and to_builtins(how), self.given)
             case e.Forward(rows=rows):
                 self._forward(rows, before, side)
             case e.Commit(requests=names, accepted=paths):
@@ -104,7 +108,7 @@ class _Hooks(Observer):
         places = {name: side.places.get(Place("trunk", AFTER_LAYERS, name)) for name in ("logits", "final")}
         shown = {name: tensor for name, tensor in places.items() if self.shows and tensor is not None}
         tokens = torch.tensor([one for ids in ran for one in ids])
-        uniforms = {row.request: row.uniforms for row in rows if row.uniforms}
+        uniforms = {row.request: row.uniforms for row in rows if row.uniforms and not self.given}
         self.made.forward(names, [len(ids) for ids in ran], at, tokens, said, **shown, uniforms=uniforms or None)
         self._states([row.request for row in rows if row.kind != "verify"])
 

@@ -33,10 +33,10 @@ def facts(tmp_path: Path) -> dict[str, Any]:
     return {name: attached(tmp_path)[name] for name in ("missing", "stopped", "written", "dropped", "left_out")}
 
 
-def accepted(tmp_path: Path, names: str) -> dict[str, list[int]]:
+def accepted(tmp_path: Path) -> dict[str, list[int]]:
     """How many drafts of each request were accepted, round after round."""
-    said: dict[str, list[int]] = {name: [] for name in names}
+    said: dict[str, list[int]] = {}
     for one in events(tmp_path):
         for name, path in zip(one.get("requests", ()), one.get("accepted", ()), strict=False):
-            said[name].append(len(path["nodes"]))
+            said.setdefault(name, []).append(len(path["nodes"]))
     return said

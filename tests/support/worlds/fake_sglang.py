@@ -77,9 +77,9 @@ class Scheduler:
 BATCH = '''
 from types import SimpleNamespace
 class Req:
-    def __init__(self, rid, prompt, limit, top_k=1):
+    def __init__(self, rid, prompt, limit, top_k=1, lora_id=None):
         self.rid, self.origin_input_ids, self.output_ids, self.limit = rid, list(prompt), [], limit
-        self.sampling_params = SimpleNamespace(top_k=top_k)
+        self.sampling_params, self.lora_id = SimpleNamespace(top_k=top_k), lora_id
         self.is_retracted = self.chunked = False
         self.req_pool_idx = None
     def finished(self):
@@ -202,14 +202,20 @@ class Model:
         final, after = trunk.advance(self.weights, list(tokens), memory, first, see)
         return trunk.logits(self.weights, final), final, after
 
-    def text(self, prompt: Sequence[int], count: int) -> list[int]:
-        """The prompt and its greedy continuation."""
+    def text(self, prompt: Sequence[int], count: int, samples: bool = False) -> list[int]:
+        """The prompt and its continuation."""
         logits, _, memory = self.run(prompt, self.nothing(), 0)
         tokens = list(prompt)
         for _ in range(count):
-            tokens.append(int(logits[-1].argmax()))
+            tokens += picked(logits[-1:], samples)
             logits, _, memory = self.run(tokens[-1:], memory, len(tokens) - 1)
         return tokens
+
+
+def picked(logits: torch.Tensor, samples: bool) -> list[int]:
+    """The token of each row: the argmax, or of a request that samples the second one."""
+    found: list[int] = logits.topk(2).indices[:, int(samples)].tolist()
+    return found
 
 
 class Served:
@@ -261,9 +267,11 @@ class Served:
 
     # -- what a test calls ------------------------------------------------------------------------
 
-    def request(self, name: str, prompt: Sequence[int], limit: int, top_k: int = 1) -> None:
-        self.requests[name] = self.at["managers/schedule_batch"].Req(name, prompt, limit, top_k)
-        self.right[name] = self.model.text(prompt, limit + 8)
+    def request(
+        self, name: str, prompt: Sequence[int], limit: int, top_k: int = 1, lora_id: str | None = None
+    ) -> None:
+        self.requests[name] = self.at["managers/schedule_batch"].Req(name, prompt, limit, top_k, lora_id)
+        self.right[name] = self.model.text(prompt, limit + 8, top_k > 1)
 
     def prefill(self, *names: str, tokens: int | None = None, cached: int = 0) -> None:
         """Run a chunk of each prompt. tokens: its length, None: the rest; cached: tokens from the prefix cache."""
@@ -332,7 +340,9 @@ class Served:
             positions=torch.tensor([at + n for _, at, ran in self.ran for n in range(len(ran))]),
             spec_info=SimpleNamespace(topk=TOPK),
         )).logits_output  # fmt: skip
-        picks = output.next_token_logits.argmax(-1)
+        parts = output.next_token_logits.split([len(ran) if mode.is_target_verify() else 1 for _, _, ran in self.ran])
+        picks = torch.tensor([token for one, part in zip(batch.reqs, parts, strict=True)
+                              for token in picked(part, one.sampling_params.top_k > 1)])  # fmt: skip
         self.rows = rows
         if not mode.is_target_verify():
             for (name, _, ran), pick, one in zip(self.ran, picks.tolist(), batch.reqs, strict=True):

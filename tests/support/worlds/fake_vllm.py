@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from support.worlds.fake_sglang import Model
+from support.worlds.fake_sglang import Model, picked
 
 DRAFTS = 3  # K
 PLACEHOLDER = -1
@@ -156,11 +156,13 @@ class Served:
 
     # -- what a test calls ------------------------------------------------------------------------
 
-    def request(self, name: str, prompt: Sequence[int], limit: int, temperature: float = 0.0) -> None:
-        self.right[name] = self.model.text(prompt, limit + 8)
+    def request(
+        self, name: str, prompt: Sequence[int], limit: int, temperature: float = 0.0, lora: str | None = None
+    ) -> None:
+        self.right[name] = self.model.text(prompt, limit + 8, temperature > 0)
         self.requests[name] = SimpleNamespace(
             name=name, prompt_token_ids=list(prompt), output_token_ids=[], limit=limit, temperature=temperature,
-            blocks=None, computed=0, accepted=1, new=True, memory=self.model.nothing())  # fmt: skip
+            lora=lora, blocks=None, computed=0, accepted=1, new=True, memory=self.model.nothing())  # fmt: skip
 
     def step(
         self, *, prefill: Mapping[str, int] | None = None, verify: Mapping[str, tuple[int, int]] | None = None,
@@ -230,7 +232,7 @@ class Served:
         return SimpleNamespace(
             req_id=one.name, prompt_token_ids=one.prompt_token_ids, num_computed_tokens=one.computed,
             prefill_token_ids=None if self.resumes else self._told(one.name), sampling_params=params,
-            pooling_params=None, lora_request=None, mm_features=[], prompt_embeds=None)  # fmt: skip
+            pooling_params=None, lora_request=one.lora, mm_features=[], prompt_embeds=None)  # fmt: skip
 
     def _is_window(self, name: str) -> bool:
         return self.ran[name][2] > 0
@@ -274,12 +276,11 @@ class Served:
 
     def accept(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose tokens and verify drafts -> tokens [rows, 1 + K], padded by -1, and their numbers."""
-        picks, begin = self.logits.argmax(-1).tolist(), 0
-        sampled, lengths = list[list[int]](), list[int]()
+        begin, sampled, lengths = 0, list[list[int]](), list[int]()
         for name, (at, ids, drafts) in self.ran.items():
-            own = picks[begin : begin + drafts + 1]
-            begin += drafts + 1
             one = self.requests[name]
+            own = picked(self.logits[begin : begin + drafts + 1], one.temperature > 0)
+            begin += drafts + 1
             told, first = self._told(name), len(ids) - drafts
             unfinished = at + first < len(told)
             padded = at < len(one.prompt_token_ids)
