@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ from safetensors.torch import save_file
 import instep.attach as room
 from instep.attach import Options, options_in, sglang
 from instep.attach.sglang_names import RELEASES
-from instep.audit.audit import opened
+from instep.audit.audit import audit, opened
+from instep.cli.attach import _report as report
 from instep.cli.attach import attach
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
@@ -211,6 +213,59 @@ def test_a_request_that_samples_is_judged_by_its_states(
         assert "holds the state after 1 token; 2 tokens were accepted" in first.diagnosis
 
 
+def of_two_ranks(
+    engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, wrong: int | None = None, **how: Any
+) -> None:
+    """Serve once for each rank, as its process does. wrong: the commit that rank 1 makes for one token too few"""
+    for name, value in (("is_initialized", lambda: True), ("get_world_size", lambda: 2)):
+        monkeypatch.setattr(torch.distributed, name, value)
+    for rank in range(2):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        serve(engine("0.5.23", {**EVERY, "run": "monday"}, rank=rank, ranks=2, wrong=wrong if rank else None, **how))
+
+
+def test_ranks_of_tensor_parallelism_are_one_recording(
+    engine: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_two_ranks(engine, monkeypatch)
+    assert sorted(one.name for one in (tmp_path / "recording").iterdir()) == ["rank-0", "rank-1"]
+    found = judged(tmp_path)
+    assert found.exit is Exit.AGREED, found.replay and found.replay.verdict.findings
+    assert found.told.windows == 15 and found.replay.verdict.elements > 90_000
+
+
+def test_a_wrong_commit_of_one_rank_is_named(
+    engine: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_two_ranks(engine, monkeypatch, wrong=1)
+    found = judged(tmp_path, first=True)
+    first = next(one for one in found.replay.verdict.findings if one.place.component == "state")
+    assert found.exit is Exit.DIVERGED and (first.request, first.rank, first.head) == ("a", 1, 2)
+    assert "holds the state from before the step; 1 token was accepted" in first.diagnosis
+
+
+def test_processes_that_are_not_only_ranks_have_a_recording_each(
+    engine: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With data-parallel attention every process has all heads, and requests of its own."""
+    for name, value in (("is_initialized", lambda: True), ("get_world_size", lambda: 2), ("get_rank", lambda: 1)):
+        monkeypatch.setattr(torch.distributed, name, value)
+    served = engine("0.5.23")
+    vars(served.scheduler.server_args).update(tp_size=2, enable_dp_attention=True)
+    serve(served)
+    assert [one.name for one in (tmp_path / "recording").iterdir()] == ["process1"]
+    assert audit(tmp_path / "recording" / "process1", SMALL).exit is Exit.AGREED
+
+
+@pytest.mark.parametrize(("how", "expected"), [
+    ({}, 4), ({"pp_size": 2}, 1), ({"attn_cp_size": 2}, 1), ({"attn_dp_size": 4}, 1), ({"attn_dp_size": 1}, 4),
+    ({"enable_dp_attention": True}, 1),
+])  # fmt: skip
+def test_only_tensor_parallelism_has_ranks(how: dict[str, Any], expected: int) -> None:
+    arguments = {"tp_size": 4, "pp_size": 1, "attn_cp_size": 1, "enable_dp_attention": False} | how
+    assert sglang.ranks_of(SimpleNamespace(**arguments)) == expected
+
+
 # the selection
 
 
@@ -377,6 +432,14 @@ def test_the_command_starts_the_engine_with_the_recorder(
     assert options["layers"] == [0, 2] and options["every"] == 7 and options["folder"] == str(tmp_path / "recording")
     said = capsys.readouterr().err
     assert "ended with code 5" in said and "nothing was recorded" in said
+
+
+def test_the_command_prints_one_audit_for_all_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(2):
+        (tmp_path / "r" / f"rank-{rank}").mkdir(parents=True)
+        (tmp_path / "r" / f"rank-{rank}" / "recording.json").write_text("{}")
+    assert report(tmp_path / "r", ["serve"], 0) == 0
+    assert f"next: instep audit {tmp_path / 'r'} --model" in capsys.readouterr().out
 
 
 @pytest.mark.whole

@@ -46,7 +46,7 @@ def must_not_wait(device: str) -> Iterator[None]:
 class Launches:
     """The calls of one process of SGLang to the hooks, for requests whose tensors are on a device."""
 
-    def __init__(self, folder: Path, device: str, *sampled: str, **options: Any) -> None:
+    def __init__(self, folder: Path, device: str, *adapted: str, **options: Any) -> None:
         self.recorder = SglangRecorder(Options(str(folder), **options), "0.5.13", *names_of("0.5.13"))
         self.device, self.rows = device, torch.arange(3, device=device)
         cache = SimpleNamespace(conv=[torch.ones(2, 9, 8, 3, device=device)],
@@ -59,7 +59,8 @@ class Launches:
                                       model_config=SimpleNamespace(model_path=str(folder.parent)))  # fmt: skip
         self.requests = [
             SimpleNamespace(rid=name, origin_input_ids=[1] * PROMPT, output_ids=[], finished=lambda: False,
-                            sampling_params=SimpleNamespace(top_k=5 if name in sampled else 1)) for name in "abc"
+                            sampling_params=SimpleNamespace(top_k=1), lora_id="theirs" if name in adapted else None)
+            for name in "abc"
         ]  # fmt: skip
         self.length = PROMPT
 
@@ -98,15 +99,15 @@ class Launches:
         return scheduled, result
 
 
-@pytest.mark.parametrize("sampled", [(), ("b",)], ids=["all rows", "some rows"])
+@pytest.mark.parametrize("adapted", [(), ("b",)], ids=["all rows", "some rows"])
 @pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_launch_does_not_wait_for_the_device(tmp_path: Path, device: str, sampled: tuple[str, ...]) -> None:
-    served = Launches(tmp_path / "recording", device, *sampled)
+def test_a_launch_does_not_wait_for_the_device(tmp_path: Path, device: str, adapted: tuple[str, ...]) -> None:
+    served = Launches(tmp_path / "recording", device, *adapted)
     for kind in ("extend", "verify", "verify"):
         served.launch(kind)
     assert served.recorder.stopped == "" and len(served.recorder.flying) == 3
     shapes = {tuple(one.states.state.shape) for one in served.recorder.flying.values()}
-    assert shapes == {(2, 3 - len(sampled), 2, 8, 8)}
+    assert shapes == {(2, 3 - len(adapted), 2, 8, 8)}
 
 
 def test_a_read_in_a_launch_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

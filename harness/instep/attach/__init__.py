@@ -14,9 +14,10 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ PLUGINS = {
 class Options:
     """The choice of what to record. Tokens, windows, counts, slots and rows are recorded of all chosen requests.
 
-    folder    directory of the recording; ranks of tensor parallelism get directories in it
+    folder    directory of the recording; the processes of an engine get directories in it
     layers    recurrent layers whose states are recorded; None: the first and the last, empty: all
     requests  prefixes of request names; empty: all
     triggers  causes for writing states: a change of the step count, a prefix hit, a retraction
@@ -64,6 +65,7 @@ class Options:
     before, after   the number of events with states before and after a triggering one that are written with it
     logits, final   whether logits and final rows are written, at every event: for small models
     digest    whether to read the checkpoint for its digest; None: up to 1 GiB
+    run       a word that the ranks of one engine share; empty: the time
     """
 
     folder: str
@@ -76,6 +78,7 @@ class Options:
     logits: bool = False
     final: bool = False
     digest: bool | None = None
+    run: str = ""
 
     def __post_init__(self) -> None:
         wrong = [one for one in self.triggers if one not in TRIGGERS]
@@ -142,7 +145,7 @@ def attached(options: Options, environment: Mapping[str, str], *, elsewhere: boo
 
     elsewhere: the engine may run on another Python, which gets copies of the files that it needs
     """
-    changed = {ENV: options.spelled()}
+    changed = {ENV: replace(options, run=options.run or f"{time.time():.6f}").spelled()}
     for one in PLUGINS.values():
         if environment.get(one.restricts) or (one.restricts in environment and not one.empty_allows):
             changed[one.restricts] = f"{environment[one.restricts]},{NAME}"

@@ -29,6 +29,8 @@ PRODUCTS: dict[str, dict[str, Any]] = {
     "conv": {"format": "bf16", "results": True}, "gdn.chunk": {"format": "bf16", "block": 64},
 }
 
+SUMS = ("linear", "mlp", "moe")  # forms whose results are sums over the ranks; each rank stores its part in bf16
+
 
 def say(text: str) -> None:
     print(f"[instep attach] {text}", file=sys.stderr, flush=True)
@@ -327,16 +329,21 @@ class Recorder:
     def open(
         self, model: str, dtype: torch.dtype, state: torch.dtype, layout: str, overlap: bool,
         rounds: dict[str, str] = ROUNDS, controller: dict[str, Any] | None = None, num_steps: int | None = None,
+        ranks: int = 1,
     ) -> None:
         """Begin the recording.
 
         rounds: values that the engine's kernels round, for dtype bf16.  controller, num_steps: as in `Recording`
+        ranks: of tensor parallelism, if the processes of the engine differ in nothing else
         """
-        narrow = dtype == torch.bfloat16
+        narrow, products = dtype == torch.bfloat16, PRODUCTS
+        if ranks > 1:
+            products = products | {form: {"format": "ieee", "parts": ranks, "stored": "bf16"} for form in SUMS}
+        folder, rank = self._place(ranks)
         self.recording = Recording(
-            self._folder(), engine=f"{self.engine} {self.release}", model=self._model(model), dtype=word(dtype),
-            state=word(state), rounds=rounds if narrow else {}, products=PRODUCTS if narrow else {}, layout=layout,
-            overlap=overlap, selected=True, controller=controller, num_steps=num_steps,
+            folder, engine=f"{self.engine} {self.release}", model=self._model(model), dtype=word(dtype),
+            state=word(state), rounds=rounds if narrow else {}, products=products if narrow else {}, layout=layout,
+            overlap=overlap, selected=True, controller=controller, num_steps=num_steps, **rank,
         )  # fmt: skip
         self.note()
         say(f"recording to {self.recording.directory}")
@@ -348,14 +355,21 @@ class Recorder:
             self.note()
             self.recording.close()
 
-    def _folder(self) -> Path:
-        """The directory of this process: that of the options, or one in it for each rank."""
-        folder = Path(self.options.folder)
+    def _place(self, ranks: int) -> tuple[Path, dict[str, Any]]:
+        """The directory of the recording, and the rank of this process if all processes are ranks of one engine.
+
+        Other processes are engines of their own, as with data-parallel attention, or stages. Each has a directory.
+        """
+        folder, inside, rank = Path(self.options.folder), Path(), dict[str, Any]()
         group = torch.distributed
-        if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
-            folder = folder / f"rank{group.get_rank()}"
-        taken = [folder, *(folder / f"engine{number}" for number in range(2, 1000))]
-        return next(one for one in taken if not (one / "recording.json").exists())
+        size = group.get_world_size() if group.is_available() and group.is_initialized() else 1
+        if size > 1 and ranks == size:
+            rank = {"rank": group.get_rank(), "ranks": size, "run": self.options.run}
+            inside = Path(f"rank-{rank['rank']}")  # as `Recording` names it
+        elif size > 1:
+            folder = folder / f"process{group.get_rank()}"
+        tried = [folder, *(folder / f"engine{number}" for number in range(2, 1000))]
+        return next(one for one in tried if not (one / inside / "recording.json").exists()), rank
 
     def _model(self, model: str) -> str | None:
         """The checkpoint's directory, of which the recording then has the digest; None: too large, or no weights."""

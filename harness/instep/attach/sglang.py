@@ -168,6 +168,7 @@ class SglangRecorder(Recorder):
         self.overlap = False
         self.launches = 0
         self.controller: tuple[dict[str, Any] | None, int | None] = None, None  # and the initial step count
+        self.ranks = 1
 
     # -- hooks: each calls the engine's function exactly once -------------------------------------
 
@@ -219,6 +220,7 @@ class SglangRecorder(Recorder):
         self.launches += 1
         if self.recording is None:
             self.controller = controller_of(scheduler, self.release, self.names)
+            self.ranks = ranks_of(getattr(scheduler, "server_args", None))
         requests, counts, causes = dict[int, Live](), list[int](), list[str]()
         for number, request in enumerate(batch.reqs):
             count = int(batch.extend_lens[number]) if mode.is_extend() else 1
@@ -362,7 +364,7 @@ class SglangRecorder(Recorder):
             self.no_states = "the ring for decode without speculation is on"
         state = torch.float32 if memory is None else memory.mamba_cache.temporal.dtype
         self.open(str(runner.model_config.model_path), runner.dtype, state, "VK", self.overlap,
-                  controller=self.controller[0], num_steps=self.controller[1])  # fmt: skip
+                  controller=self.controller[0], num_steps=self.controller[1], ranks=self.ranks)  # fmt: skip
 
     def folded(self) -> str:
         return "" if self.names.ring is None else "a ring, if it is on, is folded by the recorder"
@@ -389,6 +391,14 @@ def controller_of(scheduler: Any, release: str, names: Names) -> tuple[dict[str,
         found["defaults"] = release
     captured = names.captured and getattr(adaptive.params, names.captured)
     return found | ({"captured": sorted(set(captured))} if captured else {}), steps
+
+
+def ranks_of(arguments: Any) -> int:
+    """The ranks of tensor parallelism; 1 if its processes also split layers, requests or positions, or if unknown."""
+    others = ("pp_size", "attn_cp_size", "attn_dp_size")  # the last one since 0.5.22
+    apart = getattr(arguments, "enable_dp_attention", False) or any(
+        getattr(arguments, name, None) not in (None, 1) for name in others)
+    return 1 if apart else int(getattr(arguments, "tp_size", 1))
 
 
 def chooses(request: Any) -> Chooses:

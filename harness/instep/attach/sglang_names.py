@@ -83,7 +83,7 @@ class Names:
     ring            None: recurrent states are in `temporal` after every commit
     decode_ring     cursor of a ring for decode without speculation; None: there is none. Its states are not recorded
     physical        the method that translates virtual slots, if the pool has one
-    arguments       the class that has the path of the file of step counts
+    arguments       the class that has the path of the file of step counts;  parallel: that of the sizes of groups
     captured        batch sizes of captured graphs, to which a batch is padded for its step count; None: it is not
     """
 
@@ -97,6 +97,7 @@ class Names:
     physical: str | None = None
     stride: str = "speculative_num_draft_tokens"
     arguments: str = "sglang.srt.server_args:ServerArgs"
+    parallel: str = "sglang.srt.server_args:ServerArgs"
     captured: str | None = "_cuda_graph_bs"
     also: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -110,6 +111,8 @@ class Names:
         found = dict(READS)
         found[RESULT] = *READS[RESULT], self.stride
         found[self.arguments] = ("speculative_adaptive_config",)
+        sizes = "tp_size", "pp_size", "attn_cp_size", "enable_dp_attention"
+        found[self.parallel] = *found.get(self.parallel, ()), *sizes
         if self.captured is not None:
             found["sglang.srt.speculative.adaptive_spec_params:AdaptiveSpeculativeParams"] = (self.captured,)
         for where, names in self.also.items():
@@ -132,7 +135,8 @@ _0_5_14 = Names()
 _0_5_15 = replace(_0_5_14, decode_ring="replayssm_write_pos", physical="translate_mamba_indices")
 _0_5_16 = replace(_0_5_15, ring=Ring("replayssm_write_pos", raw=True, by_row=False))
 _0_5_20 = replace(_0_5_15, ring=Ring("replayssm_spec_write_pos", raw=False, by_row=True),
-                  stride="speculative_output_stride", arguments="sglang.srt.arg_groups.fields.spec:Spec")  # fmt: skip
+                  stride="speculative_output_stride", arguments="sglang.srt.arg_groups.fields.spec:Spec",
+                  parallel="sglang.srt.arg_groups.fields.parallel:Parallel")  # fmt: skip
 
 # 0.5.17 to 0.5.19 fold the ring at every commit, so `temporal` is the state, as without a ring.
 RELEASES: Mapping[str, Names] = MappingProxyType({

@@ -363,7 +363,8 @@ class VllmRecorder(Recorder):
         ruled, steps = controller_of(config.speculative_config, self.release, self.names)
         # The CPU kernels have keys before values in a state, in memory that is declared the other way round.
         self.open(str(config.model_config.model), dtype, torch.float32 if memory is None else memory.dtype,
-                  "KV" if cpu else "VK", self.overlap, ROUNDS_ON_CPU if cpu else ROUNDS, ruled, steps)
+                  "KV" if cpu else "VK", self.overlap, ROUNDS_ON_CPU if cpu else ROUNDS, ruled, steps,
+                  int(getattr(getattr(config, "parallel_config", None), "tensor_parallel_size", 1)))
 
 
 def controller_of(config: Any, release: str, names: Names) -> tuple[dict[str, Any] | None, int | None]:

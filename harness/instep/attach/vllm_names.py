@@ -37,7 +37,10 @@ READS: Mapping[str, tuple[str, ...]] = MappingProxyType({
     ),
     METADATA: ("spec_state_indices_tensor", "non_spec_state_indices_tensor", "spec_sequence_masks"),
     LAYER: ("conv_kernel_size",),
-    "vllm.config.vllm:VllmConfig": ("compilation_config", "model_config", "scheduler_config", "speculative_config"),
+    "vllm.config.vllm:VllmConfig": (
+        "compilation_config", "model_config", "scheduler_config", "speculative_config", "parallel_config",
+    ),
+    "vllm.config.parallel:ParallelConfig": ("tensor_parallel_size",),
     "vllm.config.compilation:CompilationConfig": ("static_forward_context",),
     "vllm.config.scheduler:SchedulerConfig": ("async_scheduling", "max_num_batched_tokens"),
     "vllm.config.model:ModelConfig": ("model", "dtype", "max_model_len"),

@@ -87,5 +87,7 @@ def _report(folder: Path, command: list[str], code: int) -> int:
         print("nothing was recorded: no process of the engine that has the model ran a batch. Does it start by itself?",
               file=sys.stderr)  # fmt: skip
         return 3
-    print(f"next: instep audit {shlex.quote(str(found[0].parent))} --model CHECKPOINT")
+    first = found[0].parent
+    whole_engine = first.parent if first.name == "rank-0" else first  # an audit merges the recordings of all ranks
+    print(f"next: instep audit {shlex.quote(str(whole_engine))} --model CHECKPOINT")
     return 0 if whole else 3

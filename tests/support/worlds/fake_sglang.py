@@ -226,20 +226,23 @@ class Served:
     speaks_v1 worker of 0.5.12 without overlap: accepted tokens without padding
     ring      the length of the ring of this release; 0: it is off
     adaptive  a file of step counts whose initial count is 3, with graphs up to 8; the test chooses the counts
+    rank, ranks   of tensor parallelism: its memory has the heads of this rank
     """
 
     def __init__(
         self, model: Model, release: str, checkpoint: Path, *, overlap: bool = False, wrong: int | None = None,
-        speaks_v1: bool = False, ring: int = 0, room: int = 8, adaptive: Path | None = None,
+        speaks_v1: bool = False, ring: int = 0, room: int = 8, adaptive: Path | None = None, rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         self.model, self.release, self.wrong, self.speaks_v1 = model, release, wrong, speaks_v1
+        self.rank, self.ranks = rank, ranks
         self.at = {name: importlib.import_module(f"sglang.srt.{name.replace('/', '.')}".removesuffix(".__init__"))
                    for name in (*MODULES, COMMIT[commits_by(release)][0])}  # fmt: skip
         self.at["plugins/__init__"].load_plugins()
         config, layers = model.config, len(model.gdn)
         empty: Any = model.nothing()[model.gdn[0]]
-        self.conv = torch.zeros(layers, 2 * room + 2, *empty.window.shape)
-        self.temporal = torch.zeros(layers, 2 * room + 2, config.value_heads, config.value_dim, config.key_dim)
+        self.conv = torch.zeros(layers, 2 * room + 2, empty.window.shape[0] // ranks, empty.window.shape[1])
+        self.temporal = torch.zeros(layers, 2 * room + 2, config.value_heads // ranks, config.value_dim, config.key_dim)
         self.cache = SimpleNamespace(conv=[self.conv], temporal=self.temporal)
         self.mapping = torch.tensor([2 * (room - row) + 1 for row in range(room)], dtype=torch.int32)
         pools = self.at["mem_cache/memory_pool"]
@@ -253,7 +256,8 @@ class Served:
         self.runner = runner(rows, SimpleNamespace(model_path=str(checkpoint)), self._computed)
         self.scheduler = self.at["managers/scheduler"].Scheduler(self, overlap)
         controller = SimpleNamespace(params=SimpleNamespace(_cuda_graph_bs=[1, 2, 4, 4, 8]))
-        self.scheduler.server_args = SimpleNamespace(speculative_adaptive_config=str(adaptive))
+        self.scheduler.server_args = SimpleNamespace(
+            speculative_adaptive_config=str(adaptive), tp_size=ranks, pp_size=1, enable_dp_attention=False)
         self.scheduler.draft_worker = SimpleNamespace() if adaptive is None else SimpleNamespace(
             speculative_num_steps=3, adaptive_controller=controller)
         self.overlap = overlap
@@ -398,11 +402,18 @@ class Served:
         for index, layer in enumerate(self.model.gdn):
             one = (shown or memory)[layer]
             assert isinstance(one, gdn.GdnMemory)
-            self.conv[index, slot] = one.window
+            self.conv[index, slot] = self._part(one.window, 2)
             if states:
-                self.temporal[index, slot] = one.state.mT
+                self.temporal[index, slot] = self._part(one.state.mT, 0)
         if states and self.ring:
             self.position[row if self.by_row else slot] = 0
+
+    def _part(self, memory: torch.Tensor, keys: int) -> torch.Tensor:
+        """The part of this rank. keys: how many segments of keys come before that of values"""
+        config = self.model.config
+        width = config.key_heads * config.key_dim
+        sizes = [width] * keys + [len(memory) - keys * width]
+        return torch.cat([one.chunk(self.ranks)[self.rank] for one in memory.split(sizes)])
 
     # -- the ring ---------------------------------------------------------------------------------
 
