@@ -28,7 +28,6 @@ ROUNDS = {"beta": "bfloat16"}
 PRODUCTS: dict[str, dict[str, Any]] = {
     "conv": {"format": "bf16", "results": True}, "gdn.chunk": {"format": "bf16", "block": 64},
 }
-
 SUMS = ("linear", "mlp", "moe")  # forms whose results are sums over the ranks; each rank stores its part in bf16
 
 

@@ -402,6 +402,7 @@ def ranks_of(arguments: Any) -> int:
 
 
 def chooses(request: Any) -> Chooses:
+    """Read how a request of SGLang chooses its tokens."""
     how = request.sampling_params
     if any(getattr(request, name, None) is not None
            for name in ("grammar", "lora_id", "input_embeds", "multimodal_inputs")):  # fmt: skip

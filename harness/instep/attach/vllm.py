@@ -426,6 +426,7 @@ def _answers(done: Launched) -> dict[int, list[int]]:
 
 
 def chooses(new: Any) -> Chooses:
+    """Read how a new request of vLLM chooses its tokens."""
     how = new.sampling_params
     if (how is None or new.pooling_params is not None or getattr(how, "structured_outputs", None)
             or new.lora_request is not None or new.mm_features or new.prompt_embeds is not None):  # fmt: skip

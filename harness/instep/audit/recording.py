@@ -55,7 +55,7 @@ class Attached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layers         recurrent layers whose states were recorded, at some events
     triggers, every, before, after   when states were written: the options of `attach.Options`
     written, dropped   the number of events whose states were written, or dropped
-    left_out       requests that were not recorded because they sample, or have a penalty, a grammar or an adapter
+    left_out       requests that were not recorded, because they have a grammar, an adapter, an image or embeddings
     missing        hook -> why this release does not have it;  names: the release whose names were used
     no_states      why no states were recorded;  folded: how states of a ring were computed
     stopped        why recording stopped; empty: it did not
