@@ -247,7 +247,7 @@ def test_a_wrong_commit_of_one_rank_is_named(
 def test_processes_that_are_not_only_ranks_have_a_recording_each(
     engine: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With data-parallel attention every process has all heads, and requests of its own."""
+    """With data-parallel attention every process has all heads, and other requests."""
     for name, value in (("is_initialized", lambda: True), ("get_world_size", lambda: 2), ("get_rank", lambda: 1)):
         monkeypatch.setattr(torch.distributed, name, value)
     served = engine("0.5.23")

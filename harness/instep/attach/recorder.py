@@ -357,7 +357,7 @@ class Recorder:
     def _place(self, ranks: int) -> tuple[Path, dict[str, Any]]:
         """The directory of the recording, and the rank of this process if all processes are ranks of one engine.
 
-        Other processes are engines of their own, as with data-parallel attention, or stages. Each has a directory.
+        Other processes are separate engines, as with data-parallel attention, or stages. Each has a directory.
         """
         folder, inside, rank = Path(self.options.folder), Path(), dict[str, Any]()
         group = torch.distributed

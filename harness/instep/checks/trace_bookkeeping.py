@@ -252,8 +252,9 @@ class Identity:
                 mistake = "the bonus is the choice at the node that would be accepted without the cap"
         results = in_batch(self, context, PICK, own, due, "own (accepted drafts, bonus) are {}")
         for name, result in zip(due, results, strict=True):
-            more = forward is not None and own[name][0] > due[name][0] and own[name][0] > _longest(forward, name)
-            yield _because(result, mistake or ("it accepts a draft that the target did not choose" if more else ""))
+            drafts, right = own[name][0], due[name][0]
+            more = not mistake and forward is not None and drafts > right and drafts > _longest(forward, name)
+            yield _because(result, "it accepts a draft that the target did not choose" if more else mistake)
 
     def _cap_mistake(self, event: e.Commit, found: Sequence[int], whole: Sequence[int]) -> str:
         """The wrong caps at which all requests of a commit stopped; empty: none that is known, or the right ones.
