@@ -196,7 +196,8 @@ def test_a_wrong_commit_is_named(engine: Callable[..., Any], tmp_path: Path, how
 
 @pytest.mark.parametrize(("wrong", "options", "exit"), [
     (None, EVERY, Exit.AGREED), (1, EVERY, Exit.DIVERGED), (None, {"triggers": [], "every": 0}, Exit.INCONCLUSIVE),
-], ids=["right", "wrong", "no states"])  # fmt: skip
+    (None, {"triggers": ["prefix"], "every": 0}, Exit.INCONCLUSIVE),
+], ids=["right", "wrong", "no states", "no cause"])  # fmt: skip
 def test_a_request_that_samples_is_judged_by_its_states(
     engine: Callable[..., Any], tmp_path: Path, wrong: int | None, options: dict[str, Any], exit: Exit
 ) -> None:
@@ -213,15 +214,13 @@ def test_a_request_that_samples_is_judged_by_its_states(
         assert "holds the state after 1 token; 2 tokens were accepted" in first.diagnosis
 
 
-def of_two_ranks(
-    engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, wrong: int | None = None, **how: Any
-) -> None:
+def of_two_ranks(engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, wrong: int | None = None) -> None:
     """Serve once for each rank, as its process does. wrong: the commit that rank 1 makes for one token too few"""
     for name, value in (("is_initialized", lambda: True), ("get_world_size", lambda: 2)):
         monkeypatch.setattr(torch.distributed, name, value)
     for rank in range(2):
         monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
-        serve(engine("0.5.23", {**EVERY, "run": "monday"}, rank=rank, ranks=2, wrong=wrong if rank else None, **how))
+        serve(engine("0.5.23", {**EVERY, "run": "monday"}, rank=rank, ranks=2, wrong=wrong if rank else None))
 
 
 def test_ranks_of_tensor_parallelism_are_one_recording(
@@ -440,6 +439,8 @@ def test_the_command_prints_one_audit_for_all_ranks(tmp_path: Path, capsys: pyte
         (tmp_path / "r" / f"rank-{rank}" / "recording.json").write_text("{}")
     assert report(tmp_path / "r", ["serve"], 0) == 0
     assert f"next: instep audit {tmp_path / 'r'} --model" in capsys.readouterr().out
+    with pytest.raises(BadInput, match="which has a recording"):
+        attach("sglang", ["true"], tmp_path / "r")
 
 
 @pytest.mark.whole

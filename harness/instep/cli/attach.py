@@ -41,7 +41,7 @@ def attach(
         raise BadInput("instep attach", found=repr(engine), expected=f"one of {', '.join(ENGINES)}")
     if not all(one.isdecimal() for one in layers.split(",")) and layers not in ("", ALL):
         raise BadInput("--state-layers", found=repr(layers), expected="numbers with commas, or all")
-    if (folder / "recording.json").exists():
+    if (folder / "recording.json").exists() or any(folder.glob("*/recording.json")):
         raise BadInput("--folder", found=f"{folder}, which has a recording", expected="a new directory")
     chosen: Any = None if not layers else () if layers == ALL else tuple(int(one) for one in layers.split(","))
     try:
